@@ -1,0 +1,304 @@
+"""The atomic events: every way in which ownership of a page, a row, a record or a lock can move.
+
+Guards say what must be true for the move to be right; updates say who owns what afterwards. Lengths are in tokens.
+Sources: the operations of SGLang 0.5.23 and the record of its KV-decoupling series, restated over relations.
+"""
+
+from __future__ import annotations
+
+from freehold.spec.language import Body, Formula, Int, Or, SetOf, exists, forall, maximum, minimum, no
+from freehold.spec.state import (
+    PAGE_SIZE,
+    ROW_WIDTH,
+    A,
+    C,
+    P,
+    Page,
+    Place,
+    Record,
+    Request,
+    Row,
+    Session,
+    aligned,
+    begin,
+    ceil_pages,
+    ceil_to_page,
+    closing,
+    empty,
+    end,
+    free,
+    holds_nothing,
+    in_tree,
+    kv,
+    law,
+    locks,
+    maps,
+    opened,
+    owns,
+    parent,
+    place,
+    pos,
+    row_free,
+    row_of,
+    slot_kv,
+    turn,
+)  # fmt: skip
+
+
+def in_use(k: Record) -> Formula:
+    """A request holds the record: nobody else may make it grow."""
+    return exists(Request, lambda r: kv(r, k))
+
+
+def has_row(k: Record) -> Formula:
+    return exists(Row, lambda w: row_of(k, w))
+
+
+# Pages ---------------------------------------------------------------------------------------------------------------
+
+
+@law.action
+def acquire(k: Record, pages: SetOf[Page]) -> Body:
+    """Pages go from the free list to the record, which does not map them yet."""
+    yield forall(Page, lambda p: pages(p) >> free(p)), "each page is free"
+    yield in_use(k), "a request holds the record"
+    yield has_row(k), "the record has a row"
+    yield free.loses(pages)
+    yield owns[k].gains(pages)
+
+
+@law.action
+def release(k: Record, pages: SetOf[Page]) -> Body:
+    """Pages go from the record to the free list."""
+    yield forall(Page, lambda p: pages(p) >> owns(k, p)), "the record owns each page"
+    yield forall(Page, lambda p: pages(p) >> ~maps(k, p)), "no row entry keeps any of the pages"
+    yield owns[k].loses(pages)
+    yield free.gains(pages)
+
+
+# Rows and lengths ----------------------------------------------------------------------------------------------------
+
+
+@law.action
+def bind_row(r: Request, k: Record, w: Row) -> Body:
+    """A free row goes to a new record, which the request holds from now on: `request.kv = record`."""
+    yield row_free(w), "the row is free"
+    yield holds_nothing(r), "the request holds no record"
+    yield no(Request, lambda x: kv(x, k)), "the record is new: no request holds it"
+    yield no(Session, lambda x: slot_kv(x, k)), "the record is new: no session holds it"
+    yield row_free.drop(w)
+    yield row_of.add(k, w)
+    yield kv.add(r, k)
+
+
+@law.action
+def unbind_row(k: Record, w: Row) -> Body:
+    """The row of a record that is empty goes back to the free rows."""
+    yield row_of(k, w), "the row is the record's"
+    yield no(Page, lambda p: owns(k, p)), "the record owns no page"
+    yield no(Page, lambda p: locks(k, p)), "the record has no lock"
+    yield row_of.drop(k, w)
+    yield row_free.add(w)
+
+
+@law.action
+def extend(k: Record, p: Page, a: Int) -> Body:
+    """The next row entry points at an owned page; room grows to `a` tokens, which end inside that page."""
+    yield owns(k, p), "the record owns the page"
+    yield ~maps(k, p), "the page is not mapped yet"
+    yield in_use(k), "a request holds the record"
+    yield ceil_to_page(A(k), PAGE_SIZE) < a, "the new length reaches into the new page"
+    yield a <= ceil_to_page(A(k), PAGE_SIZE) + PAGE_SIZE, "the new length ends inside the new page"
+    yield a <= ROW_WIDTH, "the row is wide enough"
+    yield maps.add(k, p)
+    yield pos.becomes(p, ceil_pages(A(k), PAGE_SIZE))
+    yield A.becomes(k, a)
+
+
+@law.action
+def grow(k: Record, a: Int) -> Body:
+    """Room grows inside the last page: no new page is needed."""
+    yield in_use(k), "a request holds the record"
+    yield A(k) < a, "the length grows"
+    yield a <= ceil_to_page(A(k), PAGE_SIZE), "the new length ends inside the last page"
+    yield a <= ROW_WIDTH, "the row is wide enough"
+    yield A.becomes(k, a)
+
+
+@law.action
+def commit(k: Record, c: Int) -> Body:
+    """Positions [C, c) have been written."""
+    yield in_use(k), "a request holds the record"
+    yield C(k) < c, "the length grows"
+    yield c <= A(k), "committed tokens have a page behind them"
+    yield C.becomes(k, c)
+
+
+@law.action
+def truncate(k: Record, a: Int) -> Body:
+    """Row entries behind `a` go; their pages stay with the record until they are released."""
+    yield P(k) <= a, "the published prefix stays"
+    yield a <= A(k), "the length does not grow"
+    yield maps[k].loses(lambda p: maps(k, p) & (begin(p) >= a))
+    yield A.becomes(k, a)
+    yield C.becomes(k, minimum(C(k), a))
+
+
+# The prefix tree -----------------------------------------------------------------------------------------------------
+
+
+@law.action
+def lock(k: Record, p: Page) -> Body:
+    """The record takes a receipt on a tree page, from the root down: the page can't be evicted."""
+    yield in_tree(p), "the page is in the tree"
+    yield in_use(k), "a request holds the record"
+    yield has_row(k), "the record has a row"
+    yield forall(Page, lambda q: parent(p, q) >> locks(k, q)), "the page before it is locked"
+    yield forall(Page, lambda q: locks(k, q) >> (pos(q) < pos(p))), "receipts form one path, taken downwards"
+    yield locks.add(k, p)
+
+
+@law.action
+def attach(k: Record, p: Page) -> Body:
+    """The record's prefix continues with a locked tree page; a private page with the same tokens leaves the row."""
+    yield locks(k, p), "the record locks the page"
+    yield begin(p) == P(k), "the page continues the published prefix"
+    yield maps[k].loses(lambda q: maps(k, q) & (pos(q) == pos(p)))
+    yield maps.add(k, p)
+    yield P.becomes(k, end(p))
+    yield C.becomes(k, maximum(C(k), end(p)))
+    yield A.becomes(k, maximum(A(k), end(p)))
+
+
+@law.action
+def publish(k: Record, a: Int) -> Body:
+    """The record's private pages below `a` go to the tree, under its locked prefix, and are locked by it."""
+    yield in_use(k), "a request holds the record"
+    yield aligned(a), "only whole pages are published"
+    yield P(k) < a, "there is something to publish"
+    yield a <= C(k), "only written pages are published"
+    yield no(Page, lambda p: locks(k, p) & ~maps(k, p)), "no lock waits to be attached"
+    yield owns[k].loses(lambda p: owns(k, p) & maps(k, p) & (begin(p) < a))
+    yield in_tree.gains(lambda p: owns(k, p) & maps(k, p) & (begin(p) < a))
+    yield locks[k].gains(lambda p: owns(k, p) & maps(k, p) & (begin(p) < a))
+    yield parent.gains(lambda p, q: owns(k, p) & maps(k, p) & (begin(p) < a) & maps(k, q) & (pos(p) == pos(q) + 1))
+    yield P.becomes(k, a)
+
+
+@law.action
+def unlock(k: Record, a: Int) -> Body:
+    """The record lets go of its prefix from `a` on: entries and receipts go together."""
+    yield aligned(a), "the prefix is cut at a page border"
+    yield (P(k) >= a) & (a >= 0), "the cut lies in the published prefix"
+    yield A(k) == P(k), "nothing is allocated behind the prefix"
+    yield locks[k].loses(lambda p: locks(k, p) & (begin(p) >= a))
+    yield maps[k].loses(lambda p: maps(k, p) & (begin(p) >= a))
+    yield P.becomes(k, a)
+    yield C.becomes(k, a)
+    yield A.becomes(k, a)
+
+
+@law.action
+def evict(p: Page) -> Body:
+    """An unlocked leaf goes from the tree to the free list."""
+    yield in_tree(p), "the page is in the tree"
+    yield no(Record, lambda k: locks(k, p)), "no record locks the page"
+    yield no(Page, lambda q: parent(q, p)), "no page comes behind it in the tree"
+    yield in_tree.drop(p)
+    yield parent[p].clear()
+    yield free.add(p)
+
+
+# Holders -------------------------------------------------------------------------------------------------------------
+
+
+@law.action
+def transfer_to_session(r: Request, k: Record, s: Session) -> Body:
+    """The whole record goes from the request to the session's slot: `slot.kv, request.kv = request.kv, None`."""
+    yield kv(r, k), "the request holds the record"
+    yield turn(s, r), "the request is the session's live turn"
+    yield empty(s), "the slot is empty"
+    yield kv.drop(r, k)
+    yield slot_kv.add(s, k)
+
+
+@law.action
+def transfer_to_request(s: Session, k: Record, r: Request) -> Body:
+    """The whole record goes from the session's slot to its live turn: `request.kv, slot.kv = slot.kv, None`."""
+    yield slot_kv(s, k), "the slot holds the record"
+    yield turn(s, r), "the request is the session's live turn"
+    yield holds_nothing(r), "the request holds no record"
+    yield slot_kv.drop(s, k)
+    yield kv.add(r, k)
+
+
+@law.action
+def close(k: Record) -> Body:
+    """The record is gone; its holder's `kv` is None."""
+    yield ~has_row(k), "the record has no row any more"
+    yield kv.loses(lambda r, x: kv(r, x) & (x == k))
+    yield slot_kv.loses(lambda s, x: slot_kv(s, x) & (x == k))
+
+
+@law.action
+def open_session(s: Session) -> Body:
+    """A session with an empty slot."""
+    yield ~opened(s), "the session is not open"
+    yield opened.add(s)
+
+
+@law.action
+def use(s: Session, r: Request) -> Body:
+    """The request becomes the session's one live turn."""
+    yield opened(s), "the session is open"
+    yield ~closing(s), "the session is not closing"
+    yield no(Request, lambda x: turn(s, x)), "the session has no live turn"
+    yield no(Session, lambda x: turn(x, r)), "the request is no other session's turn"
+    yield turn.add(s, r)
+
+
+@law.action
+def unuse(s: Session, r: Request) -> Body:
+    """The turn is over; its KV was saved or given back before."""
+    yield turn(s, r), "the request is the session's live turn"
+    yield holds_nothing(r), "the request holds no record any more"
+    yield turn.drop(s, r)
+
+
+@law.action
+def close_session(s: Session) -> Body:
+    """Closing is asked for; it waits while a turn lives."""
+    yield opened(s), "the session is open"
+    yield ~closing(s), "closing was not asked for before"
+    yield closing.add(s)
+
+
+@law.action
+def end_session(s: Session) -> Body:
+    """The session is gone."""
+    yield closing(s), "closing was asked for"
+    yield no(Request, lambda r: turn(s, r)), "no turn is live"
+    yield empty(s), "the slot is empty"
+    yield opened.drop(s)
+    yield closing.drop(s)
+
+
+# Places --------------------------------------------------------------------------------------------------------------
+
+EDGES = (
+    (Place.OUT, Place.WAITING),
+    (Place.WAITING, Place.PREFILL),
+    (Place.WAITING, Place.OUT),
+    (Place.PREFILL, Place.PARKED),
+    (Place.PARKED, Place.PREFILL),
+    (Place.PREFILL, Place.RUNNING),
+    *((here, back) for here in (Place.PREFILL, Place.PARKED, Place.RUNNING) for back in (Place.WAITING, Place.OUT)),
+)
+
+
+@law.action
+def place_(r: Request, q: Int) -> Body:
+    """The scheduler moves the request along an edge of its place graph."""
+    legal = tuple((place(r) == int(here)) & (q == int(there)) for here, there in EDGES)
+    yield Or(legal), "the edge exists in the place graph"
+    yield place.becomes(r, q)

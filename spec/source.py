@@ -1,0 +1,303 @@
+"""The source reading: the law compiled to straight-line Python over indexed sets, for the monitor.
+
+Each guard clause, update and property becomes one Python expression. A binary relation is kept twice, by its first and
+by its second place, so that `no(Record, lambda k: locks(k, p))` is one dictionary look-up; a quantifier ranges over
+the smallest relation that binds its variables and over a whole sort only where nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from freehold.spec import concrete
+from freehold.spec.language import (
+    Action,
+    And,
+    Apply,
+    Arith,
+    Assign,
+    Atom,
+    Change,
+    Compare,
+    Constant,
+    Element,
+    Formula,
+    Int,
+    IntVar,
+    Law,
+    Literal_,
+    Not,
+    Or,
+    Param,
+    Quantified,
+    Same,
+    SetOf,
+)  # fmt: skip
+
+Names = Mapping[Param, str]
+EMPTY: frozenset[Any] = frozenset()
+
+
+@dataclass(slots=True)
+class Pairs:
+    """A binary relation, indexed by both places."""
+
+    by_first: dict[Any, set[Any]] = field(default_factory=dict)
+    by_second: dict[Any, set[Any]] = field(default_factory=dict)
+
+    def add(self, a: Any, b: Any) -> None:
+        self.by_first.setdefault(a, set()).add(b)
+        self.by_second.setdefault(b, set()).add(a)
+
+    def drop(self, a: Any, b: Any) -> None:
+        _drop(self.by_first, a, b)
+        _drop(self.by_second, b, a)
+
+
+def _drop(index: dict[Any, set[Any]], key: Any, value: Any) -> None:
+    found = index.get(key)
+    if found is not None:
+        found.discard(value)
+        if not found:
+            del index[key]
+
+
+def flatten(term: Formula, negated: bool = False) -> list[Formula]:
+    """The conjuncts of a formula, or of its negation."""
+    match term:
+        case Not(body):
+            return flatten(body, not negated)
+        case And(parts) if not negated:
+            return [c for p in parts for c in flatten(p)]
+        case Or(parts) if negated:
+            return [c for p in parts for c in flatten(p, negated=True)]
+    return [Not(term) if negated else term]
+
+
+class Compiler:
+    """Turns terms into Python expressions; `names` gives the Python name of each variable in sight."""
+
+    def __init__(self, law: Law, constants: Mapping[str, int]) -> None:
+        self.law = law
+        self.constants = constants
+        self._fresh = 0
+
+    def number(self, term: Int, names: Names) -> str:
+        match term:
+            case Literal_(value):
+                return str(value)
+            case Constant(name):
+                return str(self.constants[name])
+            case IntVar():
+                return names[term]
+            case Apply(of, arg):
+                return f"{of.name}_fn.get({names[arg]}, 0)"
+            case Arith(op, left, right):
+                a, b = self.number(left, names), self.number(right, names)
+                return f"{op}({a}, {b})" if op in ("min", "max") else f"({a} {op} {b})"
+        raise TypeError(term)
+
+    def formula(self, term: Formula, names: Names) -> str:
+        match term:
+            case And(parts):
+                return "(" + (" and ".join(self.formula(p, names) for p in parts) or "True") + ")"
+            case Or(parts):
+                return "(" + (" or ".join(self.formula(p, names) for p in parts) or "False") + ")"
+            case Not(body):
+                return f"(not {self.formula(body, names)})"
+            case Same(left, right):
+                return f"({names[left]} == {names[right]})"
+            case Compare(op, left, right):
+                return f"({self.number(left, names)} {op} {self.number(right, names)})"
+            case Atom(SetOf() as of, (arg,)):
+                return f"({names[arg]} in {names[of]})"
+            case Atom(of, (arg,)):
+                return f"({names[arg]} in {of.name})"
+            case Atom(of, (first, second)):
+                return f"({names[second]} in {of.name}_by_first.get({names[first]}, EMPTY))"
+            case Quantified(kind, bound, body):
+                return self._quantified(kind, bound, body, names)
+        raise TypeError(term)
+
+    def _quantified(self, kind: str, bound: tuple[Element, ...], body: Formula, names: Names) -> str:
+        if kind == "forall":
+            return f"(not any(True {self.loops(bound, flatten(body, negated=True), names)[0]}))"
+        if kind in ("exists", "no"):
+            look_up = self._look_up(bound, body, names)
+            some = look_up or f"any(True {self.loops(bound, flatten(body), names)[0]})"
+            return some if kind == "exists" else f"(not {some})"
+        count = f"sum(1 {self.loops(bound, flatten(body), names)[0]})"
+        return f"({count} {'<=' if kind == 'lone' else '=='} 1)"
+
+    def _look_up(self, bound: tuple[Element, ...], body: Formula, names: Names) -> str | None:
+        """`exists x: rel(a, x)` is an entry in an index."""
+        match body:
+            case Atom(of, (a, b)) if len(bound) == 1:
+                if b is bound[0] and a is not b:
+                    return f"({names[a]} in {of.name}_by_first)"
+                if a is bound[0] and a is not b:
+                    return f"({names[b]} in {of.name}_by_second)"
+        return None
+
+    def loops(self, bound: Sequence[Element], conjuncts: list[Formula], names: Names) -> tuple[str, Names]:
+        """`for … if …` clauses that run over the values of `bound` for which all conjuncts hold."""
+        known: dict[Param, str] = dict(names)
+        open_ = {id(v): v for v in bound}
+        rest = list(conjuncts)
+        text: list[str] = []
+        while True:
+            ready = [c for c in rest if not self._mentions(c, open_)]
+            text += [f"if {self.formula(c, known)}" for c in ready]
+            rest = [c for c in rest if all(c is not r for r in ready)]
+            if not open_:
+                return " ".join(text), known
+            text.append(self._generator(rest, open_, known))
+
+    def _generator(self, rest: list[Formula], open_: dict[int, Element], known: dict[Param, str]) -> str:
+        """A `for` that binds some open variables, and leaves the conjunct that it ranges over out of `rest`."""
+        ranked = sorted((c for c in rest if isinstance(c, Atom)), key=lambda c: self._cost(c, open_))
+        for atom in ranked:
+            free = [a for a in atom.args if id(a) in open_]
+            if not free or len({id(a) for a in free}) != len(free):
+                continue
+            for a in free:
+                known[a] = self._name(a)
+                del open_[id(a)]
+            rest[:] = [c for c in rest if c is not atom]
+            return self._range(atom, free, known)
+        variable = next(iter(open_.values()))
+        del open_[id(variable)]
+        known[variable] = self._name(variable)
+        return f"for {known[variable]} in universe[{type(variable).__name__!r}]"
+
+    def _range(self, atom: Atom, free: list[Element], known: Names) -> str:
+        of = atom.of
+        if isinstance(of, SetOf):
+            return f"for {known[free[0]]} in {known[of]}"
+        if len(atom.args) == 1:
+            return f"for {known[free[0]]} in {of.name}"
+        first, second = atom.args
+        if len(free) == 2:
+            return (
+                f"for {known[first]}, _{known[first]} in {of.name}_by_first.items() "
+                f"for {known[second]} in _{known[first]}"
+            )
+        if free[0] is second:
+            return f"for {known[second]} in {of.name}_by_first.get({known[first]}, EMPTY)"
+        return f"for {known[first]} in {of.name}_by_second.get({known[second]}, EMPTY)"
+
+    def _cost(self, atom: Atom, open_: Mapping[int, Element]) -> int:
+        free = sum(id(a) in open_ for a in atom.args)
+        return 2 * free + (0 if isinstance(atom.of, SetOf) else 1)
+
+    def _name(self, variable: Element) -> str:
+        self._fresh += 1
+        return f"{variable.name}_{self._fresh}"
+
+    def _mentions(self, term: object, open_: Mapping[int, Element]) -> bool:
+        match term:
+            case Element():
+                return id(term) in open_
+            case And(parts) | Or(parts):
+                return any(self._mentions(p, open_) for p in parts)
+            case Not(body) | Quantified(_, _, body):
+                return self._mentions(body, open_)
+            case Same(left, right) | Compare(_, left, right) | Arith(_, left, right):
+                return self._mentions(left, open_) or self._mentions(right, open_)
+            case Atom(_, args):
+                return any(id(a) in open_ for a in args)
+            case Apply(_, arg):
+                return id(arg) in open_
+        return False
+
+    # Actions ---------------------------------------------------------------------------------------------------------
+
+    def action(self, action: Action) -> str:
+        """`def name(params)`: the number of the first broken clause, or -1 after the updates were made."""
+        names: dict[Param, str] = {p: f"{p.name}_" for p in action.params}
+        lines = [f"def {action.name}({', '.join(names.values())}):"]
+        for number, clause in enumerate(action.guard):
+            lines.append(f"    if not {self.formula(clause.term, names)}: return {number}")
+        writes: list[str] = []
+        for number, update in enumerate(action.updates):
+            match update:
+                case Change(of, args, bound, where, gains):
+                    conjuncts = flatten(where) if gains else [Atom(of, args), *flatten(where)]
+                    loops, known = self.loops(bound, conjuncts, names)
+                    row = ", ".join(known[a] for a in args)
+                    # Conditions of all updates read the old state, so the tuples are listed before any is written.
+                    lines.append(f"    t{number} = [({row},) {loops}]" if bound else _single(number, row, loops))
+                    writes.append(_write(of.name, len(args), number, gains))
+                case Assign(of, arg, value):
+                    lines.append(f"    t{number} = {self.number(value, names)}")
+                    writes.append(f"    {of.name}_fn[{names[arg]}] = t{number}")
+        return "\n".join([*lines, *writes, "    return -1"])
+
+
+def _single(number: int, row: str, loops: str) -> str:
+    condition = loops.removeprefix("if ").replace(" if ", " and ")
+    return f"    t{number} = [({row},)]" if not condition else f"    t{number} = [({row},)] if {condition} else []"
+
+
+def _write(name: str, arity: int, number: int, gains: bool) -> str:
+    if arity == 1:
+        method = "add" if gains else "discard"
+        return f"    for x, in t{number}: {name}.{method}(x)"
+    return f"    for x, y in t{number}: {name}_pairs.{'add' if gains else 'drop'}(x, y)"
+
+
+class Compiled:
+    """A law's actions and properties as functions over one mutable state."""
+
+    def __init__(self, law: Law, constants: Mapping[str, int], universe: Mapping[str, Iterable[Any]]) -> None:
+        self.law = law
+        self.constants = dict(constants)
+        self.universe: dict[str, dict[Any, None]] = {n: dict.fromkeys(xs) for n, xs in universe.items()}
+        self.sets: dict[str, set[Any]] = {}
+        self.pairs: dict[str, Pairs] = {}
+        self.values: dict[str, dict[Any, int]] = {f: {} for f in law.functions}
+        scope: dict[str, Any] = {"EMPTY": EMPTY, "universe": self.universe}
+        for name, relation in law.relations.items():
+            if len(relation.sorts) == 1:
+                scope[name] = self.sets[name] = set()
+            else:
+                pairs = self.pairs[name] = Pairs()
+                scope[f"{name}_pairs"] = pairs
+                scope[f"{name}_by_first"] = pairs.by_first
+                scope[f"{name}_by_second"] = pairs.by_second
+        scope |= {f"{name}_fn": values for name, values in self.values.items()}
+        compiler = Compiler(law, self.constants)
+        self.source = "\n\n\n".join(
+            [compiler.action(a) for a in law.actions.values()]
+            + [f"def holds_{n}():\n    return {compiler.formula(p.term, {})}" for n, p in law.invariants.items()]
+        )
+        exec(compile(self.source, f"<{law.name}>", "exec"), scope)
+        self.actions: dict[str, Callable[..., int]] = {n: scope[n] for n in law.actions}
+        self.properties: dict[str, Callable[[], bool]] = {n: scope[f"holds_{n}"] for n in law.invariants}
+
+    def state(self) -> concrete.State:
+        """The same state for the concrete reading."""
+        relations: dict[str, set[tuple[Any, ...]]] = {n: {(x,) for x in xs} for n, xs in self.sets.items()}
+        for name, pairs in self.pairs.items():
+            relations[name] = {(a, b) for a, bs in pairs.by_first.items() for b in bs}
+        universe = {s: list(self.universe[s.__name__]) for s in self.law.sorts}
+        return concrete.State(universe, self.constants, relations, {n: dict(v) for n, v in self.values.items()})
+
+    def load(self, state: concrete.State) -> None:
+        """Take over a concrete state."""
+        for name, xs in self.sets.items():
+            xs.clear()
+            xs.update(x for (x,) in state.relations[name])
+        for name, pairs in self.pairs.items():
+            pairs.by_first.clear()
+            pairs.by_second.clear()
+            for a, b in state.relations[name]:
+                pairs.add(a, b)
+        for name, values in self.values.items():
+            values.clear()
+            values.update(state.functions[name])
+        for sort, elements in state.universe.items():
+            self.universe[sort.__name__].clear()
+            self.universe[sort.__name__].update(dict.fromkeys(elements))

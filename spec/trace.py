@@ -1,0 +1,245 @@
+"""The event log: JSON Lines, one event a line, made to be written by any engine and read by a person.
+
+    {"freehold": 1, "page_size": 16, "pages": 512, "rows": 8, "row_width": 2048}
+    {"n": 1, "event": "place", "r": "a", "q": "waiting"}
+    {"n": 2, "event": "acquire", "k": 3, "pages": "5-7,12"}
+    {"n": 3, "event": "observe", "state": {"free": [[1], [2]], …}}
+    {"end": 3}
+
+The first line gives the pools: page ids are 1..pages and row ids 1..rows (0 is padding and never owned). `n` counts
+from 1 without a gap. The last line gives the number of events: a log without it was cut off and proves nothing. An
+event with several pages means the fold of its single events, in the order written. Files that end in `.gz` are
+compressed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from freehold.spec.errors import InvalidInput
+from freehold.spec.state import Place
+
+VERSION = 1
+
+# The arguments of each event in order; a name says its type: k record, r request, s session, w row, a and c tokens.
+EVENTS: Mapping[str, tuple[str, ...]] = {
+    "acquire": ("k", "pages"),
+    "release": ("k", "pages"),
+    "bind_row": ("r", "k", "w"),
+    "unbind_row": ("k", "w"),
+    "extend": ("k", "pages", "a"),
+    "commit": ("k", "c"),
+    "truncate": ("k", "a"),
+    "lock": ("k", "pages"),
+    "attach": ("k", "pages"),
+    "publish": ("k", "a"),
+    "unlock": ("k", "a"),
+    "evict": ("pages",),
+    "transfer_to_session": ("r", "k", "s"),
+    "transfer_to_request": ("s", "k", "r"),
+    "close": ("k",),
+    "open_session": ("s",),
+    "use": ("s", "r"),
+    "unuse": ("s", "r"),
+    "close_session": ("s",),
+    "end_session": ("s",),
+    "place": ("r", "q"),
+    "mark": ("kind",),
+    "observe": ("state",),
+}
+PLACES = {p.name.lower(): p for p in Place}
+MARKS = ("step", "quiescent")
+_INTEGERS = frozenset("kwac")
+
+
+class BadTrace(InvalidInput):
+    """A log that is not one: the message names the line and what was expected there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The pools that a log speaks about."""
+
+    page_size: int
+    pages: int
+    rows: int
+    row_width: int
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "pages", "rows", "row_width"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise BadTrace(f"the header's {name} must be a whole number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event with its number; arguments in the order of `EVENTS`."""
+
+    number: int
+    name: str
+    args: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        named = zip(EVENTS[self.name], self.args, strict=True)
+        shown = (f"{n}={'…' if n == 'state' else _written(n, v)}" for n, v in named)
+        return f"{self.name}({', '.join(shown)})"
+
+
+def to_ranges(pages: Sequence[int]) -> str:
+    """`[5, 6, 7, 12]` as `5-7,12`; the order is kept, as it is the order in the row."""
+    parts: list[list[int]] = []
+    for page in pages:
+        if parts and parts[-1][1] + 1 == page:
+            parts[-1][1] = page
+        else:
+            parts.append([page, page])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def from_ranges(text: str, limit: int) -> list[int]:
+    """The pages of a range list; `limit` bounds what a broken line can make us build."""
+    pages: list[int] = []
+    for part in text.split(",") if text else []:
+        first, _, last = part.partition("-")
+        low, high = int(first), int(last or first)
+        if low > high or high - low >= limit:
+            raise ValueError(f"{part!r} is not a range of pages")
+        pages += range(low, high + 1)
+    return pages
+
+
+def _written(key: str, value: Any) -> Any:
+    """An argument as JSON has it."""
+    return to_ranges(value) if key == "pages" else value.name.lower() if key == "q" else value
+
+
+class TraceWriter:
+    """Writes a log; an `EventSink` for the engine. Use it as a context manager: leaving it writes the end line."""
+
+    def __init__(self, path: Path | str, header: Header) -> None:
+        self._path = Path(path)
+        self._file = _open(self._path, "w")
+        self._count = 0
+        self._write({"freehold": VERSION} | {n: getattr(header, n) for n in Header.__dataclass_fields__})
+
+    def emit(self, name: str, *args: object) -> None:
+        self._count += 1
+        line: dict[str, Any] = {"n": self._count, "event": name}
+        for key, value in zip(EVENTS[name], args, strict=True):
+            line[key] = _written(key, value)
+        self._write(line)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._write({"end": self._count})
+            self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _open(path: Path, mode: str) -> IO[str]:
+    try:
+        if path.suffix == ".gz":
+            return cast(IO[str], gzip.open(path, f"{mode}t", encoding="utf-8"))
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise BadTrace(f"{path}: {error.strerror or error}; give the path of a trace file") from error
+
+
+def read(path: Path | str) -> tuple[Header, Iterator[Event]]:
+    """The header of a log and its events, read as they are asked for.
+
+    Raises BadTrace for anything that is not a complete, well-formed log, with the line number.
+    """
+    source = Path(path)
+    file = _open(source, "r")
+    lines = enumerate(_lines(source, file), start=1)
+    number, first = next(lines, (1, ""))
+    line = _parse(source, number, first)
+    if line.pop("freehold", None) != VERSION:
+        raise BadTrace(f"{source}:1: not a Freehold trace of version {VERSION}: the first line must say so")
+    try:
+        header = Header(**line)
+    except TypeError as error:
+        wanted = ", ".join(Header.__dataclass_fields__)
+        raise BadTrace(f"{source}:1: the header has exactly freehold, {wanted}") from error
+    return header, _events(source, lines, header, file)
+
+
+def _lines(path: Path, file: IO[str]) -> Iterator[str]:
+    try:
+        yield from file
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise BadTrace(f"{path}: cannot be read to its end ({error}); the file is damaged or cut off") from error
+
+
+def _parse(path: Path, number: int, text: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise BadTrace(f"{path}:{number}: not a line of JSON; was the file cut off here?") from error
+    if not isinstance(line, dict):
+        raise BadTrace(f"{path}:{number}: a line must be a JSON object")
+    return line
+
+
+def _events(path: Path, lines: Iterable[tuple[int, str]], header: Header, file: IO[str]) -> Iterator[Event]:
+    count, ended = 0, False
+    with file:
+        for number, text in lines:
+            line = _parse(path, number, text)
+            if ended:
+                raise BadTrace(f"{path}:{number}: something follows the end line")
+            if "end" in line:
+                if line != {"end": count}:
+                    raise BadTrace(f"{path}:{number}: the end line counts {line['end']!r} events, the log has {count}")
+                ended = True
+                continue
+            count += 1
+            if line.pop("n", None) != count:
+                raise BadTrace(f"{path}:{number}: event number {count} was expected; an event is missing or doubled")
+            yield Event(count, *_event(f"{path}:{number}", line, header))
+    if not ended:
+        raise BadTrace(f"{path}: the log ends without its end line after {count} events: it was cut off")
+
+
+def _event(where: str, line: dict[str, Any], header: Header) -> tuple[str, tuple[Any, ...]]:
+    name = line.pop("event", None)
+    if not isinstance(name, str) or name not in EVENTS:
+        raise BadTrace(f"{where}: unknown event {name!r}; known are {', '.join(EVENTS)}")
+    if set(line) != set(EVENTS[name]):
+        raise BadTrace(f"{where}: {name} takes exactly {', '.join(EVENTS[name])}, got {', '.join(line) or 'nothing'}")
+    return name, tuple(_value(where, key, line[key], header) for key in EVENTS[name])
+
+
+def _value(where: str, key: str, value: Any, header: Header) -> Any:
+    if key == "pages":
+        try:
+            return from_ranges(value, header.pages + 1)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise BadTrace(f"{where}: pages are written like 5-7,12, not {value!r}") from error
+    if key in _INTEGERS and (not isinstance(value, int) or isinstance(value, bool)):
+        raise BadTrace(f"{where}: {key} must be a whole number, not {value!r}")
+    if key in "rs" and not isinstance(value, str):
+        raise BadTrace(f"{where}: {key} must be a name in quotes, not {value!r}")
+    if key == "q" and value not in PLACES:
+        raise BadTrace(f"{where}: unknown place {value!r}; places are {', '.join(PLACES)}")
+    if key == "q":
+        return PLACES[value]
+    if key == "kind" and value not in MARKS:
+        raise BadTrace(f"{where}: unknown mark {value!r}; marks are {', '.join(MARKS)}")
+    if key == "state" and not isinstance(value, dict):
+        raise BadTrace(f"{where}: an observed state is an object of relations and functions")
+    return value

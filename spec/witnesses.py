@@ -1,0 +1,125 @@
+"""States that must be reachable: for each property one in which it has something to say, and scenes that matter.
+
+A property that nobody can come near is not evidence. The first list is derived from the properties themselves: where an
+invariant says "if this then that", its witness is a state with a *this*. The scenes are written by hand. The exhaustive
+search has to see every one of them.
+"""
+
+from __future__ import annotations
+
+from freehold.spec import invariants as inv
+from freehold.spec.language import And, Formula, LawError, Not, Or, Property, Quantified, exists
+from freehold.spec.state import (
+    PAGE_SIZE,
+    ROW_WIDTH,
+    A,
+    C,
+    P,
+    Page,
+    Place,
+    Record,
+    Request,
+    Row,
+    Session,
+    closing,
+    free,
+    in_tree,
+    kv,
+    law,
+    locks,
+    maps,
+    owns,
+    parent,
+    place,
+    row_free,
+    slot_kv,
+    turn,
+)  # fmt: skip
+
+
+def occasion(term: Formula) -> Formula:
+    """A state in which a property is put to the test: each of its premises is met somewhere."""
+    match term:
+        case And(parts):
+            return And(tuple(occasion(p) for p in parts))
+        case Quantified("forall", bound, Quantified("lone", inner, body)):
+            return Quantified("exists", (*bound, *inner), body)
+        case Quantified("forall", bound, Or((Not(premise), _))):
+            return Quantified("exists", bound, premise)
+        case Quantified("forall", bound, Not(And(parts))):
+            return And(tuple(Quantified("exists", bound, p) for p in parts))
+        case Quantified("forall", bound, Not(body)):
+            return Not(Quantified("exists", bound, body))
+        case Quantified("forall", bound, Or(parts)):
+            return And(tuple(Quantified("exists", bound, p) for p in parts))
+    raise LawError(f"no occasion can be derived from {term!r}: write a witness by hand")
+
+
+witness = law.witness
+BY_HAND = (inv.ladder, inv.prefix_is_aligned, inv.place_exists, inv.no_page_leaks)
+
+
+@witness(inv.ladder)
+def all_lengths_differ() -> Formula:
+    """A full row whose lengths all differ."""
+    return exists(Record, lambda k: (P(k) > 0) & (P(k) < C(k)) & (C(k) < A(k)) & (A(k) == ROW_WIDTH))
+
+
+@witness(inv.prefix_is_aligned)
+def unaligned_tail() -> Formula:
+    """Written tokens end inside a page behind a published prefix."""
+    return exists(Record, lambda k: (P(k) > 0) & (P(k) < C(k)) & (C(k) < P(k) + PAGE_SIZE))
+
+
+@witness(inv.place_exists)
+def everyone_runs() -> Formula:
+    """No request is out: the scheduler is as full as it can be."""
+    return ~exists(Request, lambda r: place(r) == Place.OUT)
+
+
+@witness(inv.no_page_leaks)
+def each_kind_of_owner() -> Formula:
+    """Free, private and tree pages at once."""
+    return exists(Page, lambda p: free(p)) & exists(Page, lambda p: in_tree(p)) & exists(
+        Record, Page, lambda k, p: owns(k, p)
+    )  # fmt: skip
+
+
+@witness(inv.locks_are_one_path)
+def shared_prefix() -> Formula:
+    """Two records lock the same tree page."""
+    return exists(Record, Record, Page, lambda k, x, p: locks(k, p) & locks(x, p) & ~(k == x))
+
+
+@witness(inv.page_has_one_parent)
+def fork_in_the_tree() -> Formula:
+    """Two pages of the tree come behind the same one."""
+    return exists(Page, Page, Page, lambda p, q, root: parent(p, root) & parent(q, root) & ~(p == q))
+
+
+@witness(inv.row_has_a_holder)
+def session_waits_with_kv() -> Formula:
+    """A session keeps KV while its next turn waits in the queue."""
+    return exists(Session, Record, Request, lambda s, k, r: slot_kv(s, k) & turn(s, r) & (place(r) == Place.WAITING))
+
+
+@witness(inv.closing_session_is_busy)
+def close_is_deferred() -> Formula:
+    """A session is closing while its turn holds KV."""
+    return exists(Session, Request, Record, lambda s, r, k: closing(s) & turn(s, r) & kv(r, k))
+
+
+@witness(inv.no_row_leaks)
+def no_row_is_left() -> Formula:
+    """All rows are bound."""
+    return ~exists(Row, lambda w: row_free(w)) & exists(Record, Page, lambda k, p: maps(k, p))
+
+
+def _derive(prop: Property) -> None:
+    term = occasion(prop.term)
+    law.witnesses[f"occasion of {prop.name}"] = Property(f"occasion of {prop.name}", term, prop.doc, prop.name)
+
+
+for _prop in law.invariants.values():
+    if _prop.group in ("always", "step") and all(_prop is not p for p in BY_HAND):
+        _derive(_prop)
