@@ -1,0 +1,107 @@
+"""Run by test_compiled.py in a process of its own: the kernels' compiled intermediate code, executed on the CPU.
+
+`ttsem` runs the TTIR that Triton's front end makes over the tensors of a launch, and stops at any access outside them
+and at any two programs that touch one element. It makes torch report a GPU for the rest of the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from ttsem import sanitize
+
+from freehold.kernels import gpu_check, gpu_timing, paged_decode, paged_decode_triton, write_kv_triton
+from freehold.kernels.cases import DecodeCase, WriteCase, decode_inputs, write_inputs
+
+DECODE_CASES = [
+    DecodeCase(page_size=1, kv_heads=2, group=1, head_dim=64, seq_tokens=(1, 0, 70)),
+    DecodeCase(page_size=4, kv_heads=1, group=3, head_dim=64, seq_tokens=(100, 64)),
+    DecodeCase(page_size=16, kv_heads=2, group=8, head_dim=128, seq_tokens=(65,)),
+    DecodeCase(page_size=64, kv_heads=1, group=4, head_dim=80, seq_tokens=(530, 128)),
+    DecodeCase(page_size=16, kv_heads=1, group=40, head_dim=128, seq_tokens=(33,)),
+]
+WRITE_CASES = [
+    WriteCase(n=70, page_size=4, kv_heads=3, head_dim=64),
+    WriteCase(n=9, page_size=16, kv_heads=36, head_dim=128),
+]
+
+
+@pytest.fixture(autouse=True)
+def executed():
+    with sanitize.session(cuda_is_cpu=False) as session:
+        yield session
+    assert session.races_unchecked == 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [replace(case, dtype=torch.bfloat16) for case in DECODE_CASES] + [replace(DECODE_CASES[1], dtype=torch.float16)],
+    ids=lambda case: case.name,
+)
+def test_decode_agrees_with_reference(case, executed):
+    check = gpu_check.check_decode(case, 1, "cpu")
+    assert check.passed, check
+    assert executed.launches == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("case", WRITE_CASES, ids=lambda case: case.name)
+def test_write_leaves_the_caches_the_reference_leaves(case, dtype, executed):
+    check = gpu_check.check_write(replace(case, dtype=dtype), 1, "cpu")
+    assert check.passed, check
+    assert executed.launches == 1
+
+
+def test_a_request_has_the_same_bits_alone_and_in_a_batch():
+    case = DecodeCase(page_size=16, kv_heads=1, group=4, head_dim=64, seq_tokens=(700, 5, 530), dtype=torch.bfloat16)
+    assert gpu_check.check_company(case, "cpu").passed
+
+
+def test_a_slot_beyond_the_cache_is_caught():
+    inputs = write_inputs(WRITE_CASES[0], seed=0)
+    inputs.slots[3] = inputs.k_cache.shape[0] * inputs.k_cache.shape[1]
+    with pytest.raises(sanitize.KernelFault, match="k_cache_ptr"):
+        write_kv_triton.write_kv(*inputs.arguments())
+
+
+def test_two_rows_in_one_slot_are_caught():
+    inputs = write_inputs(WRITE_CASES[0], seed=0)
+    inputs.slots[68] = inputs.slots[3]
+    with pytest.raises(sanitize.KernelFault, match="both touch element"):
+        write_kv_triton.write_kv(*inputs.arguments())
+
+
+def test_a_length_beyond_the_pages_is_caught():
+    inputs = decode_inputs(DECODE_CASES[1], seed=0)
+    inputs.seq_tokens[1] += inputs.k_cache.shape[1]
+    with pytest.raises(sanitize.KernelFault, match="cache_ptr"):
+        paged_decode_triton.paged_decode(*inputs.arguments())
+
+
+def test_the_end_of_a_large_cache_is_reached():
+    assert gpu_check.check_far_pages("cpu", elements=2**18).passed
+
+
+def test_what_is_timed_is_what_is_checked():
+    shape = gpu_timing.DecodeShape(batch=2, tokens=70, heads=4, kv_heads=2, head_dim=64, page_size=16)
+    outputs = []
+
+    def bench(work: gpu_timing.Work) -> float:
+        outputs.append(work())
+        return 2.0
+
+    row = gpu_timing.time_decode(shape, bench, "cpu")
+    assert outputs[0].shape == outputs[1].squeeze(2).shape == (2, 4, 64)
+    assert row.moved_bytes == 2 * 2 * 70 * 2 * 64 * 2
+    assert row.over_peer == row.over_copy == 1.0
+    assert outputs[2].nbytes == row.moved_bytes // 2
+    row = gpu_timing.time_write(128, bench, "cpu")
+    assert row.moved_bytes == 4 * 128 * 8 * 128 * 2
+    tunings = [tuning for _, tuning, _ in islice(gpu_timing.sweep_decode((shape,), bench, "cpu"), 6)]
+    assert paged_decode_triton.default_tuning(shape.dtype, shape.head_dim) in tunings
+    swept = outputs[-len(tunings) :]
+    expected = paged_decode(*gpu_timing.decode_arguments(shape, "cpu")).shape
+    assert {tuple(out.shape) for out in swept} == {expected}
