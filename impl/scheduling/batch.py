@@ -1,0 +1,26 @@
+"""What a step computes: a share for each request, and the forward batch that says it to the executor."""
+
+from freehold.impl.scheduling.ports import BatchItem, ForwardBatch
+from freehold.impl.scheduling.request import Request
+
+Plan = dict[Request, int]
+"""New tokens of each request in this step: one of a decode, a chunk of a prefill. Decodes come first."""
+
+
+def forward_batch(plan: Plan) -> ForwardBatch:
+    """The plan in the executor's words. Every request holds a record that has room for its share."""
+    return ForwardBatch(items=tuple(_item(request, tokens) for request, tokens in plan.items()))
+
+
+def _item(request: Request, tokens: int) -> BatchItem:
+    kv = request.kv
+    assert kv is not None
+    start = kv.committed_tokens
+    return BatchItem(
+        request_id=request.id,
+        token_ids=request.token_ids(start, start + tokens),
+        start_tokens=start,
+        row=kv.row,
+        samples=start + tokens == request.length_tokens,
+        sampling=request.sampling,
+    )
