@@ -11,27 +11,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from freehold.spec.language import (
-    Action,
+from freehold.spec.language import Action, Argument, Clause, Comprehension, Law, Operation
+from freehold.spec.terms import (
     And,
     Apply,
-    Argument,
     Arith,
     Assign,
     Atom,
     Change,
-    Clause,
     Compare,
-    Comprehension,
     Constant,
     Element,
     Formula,
     Int,
     IntVar,
-    Law,
     Literal_,
     Not,
-    Operation,
     Or,
     Param,
     Quantified,

@@ -7,7 +7,6 @@ says what has to be different afterwards (`next_`), and on whose account.
 from __future__ import annotations
 
 from freehold.spec import events
-from freehold.spec.language import Formula, Int, SetOf, exists, forall, next_, no
 from freehold.spec.state import (
     PAGE_SIZE,
     A,
@@ -39,6 +38,7 @@ from freehold.spec.state import (
     slot_kv,
     turn,
 )  # fmt: skip
+from freehold.spec.terms import Formula, Int, SetOf, exists, forall, next_, no
 
 contract = law.contract
 

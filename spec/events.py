@@ -6,7 +6,7 @@ Sources: the operations of SGLang 0.5.23 and the record of its KV-decoupling ser
 
 from __future__ import annotations
 
-from freehold.spec.language import Body, Formula, Int, Or, SetOf, exists, forall, maximum, minimum, no
+from freehold.spec.language import Body
 from freehold.spec.state import (
     PAGE_SIZE,
     ROW_WIDTH,
@@ -43,6 +43,7 @@ from freehold.spec.state import (
     slot_kv,
     turn,
 )  # fmt: skip
+from freehold.spec.terms import Formula, Int, Or, SetOf, exists, forall, maximum, minimum, no
 
 
 def in_use(k: Record) -> Formula:

@@ -7,7 +7,6 @@ one from both when every request is out.
 
 from __future__ import annotations
 
-from freehold.spec.language import Formula, Int, exists, forall, lift, lone
 from freehold.spec.state import (
     ROW_WIDTH,
     A,
@@ -39,6 +38,7 @@ from freehold.spec.state import (
     slot_kv,
     turn,
 )  # fmt: skip
+from freehold.spec.terms import Formula, Int, exists, forall, lift, lone
 
 always, step = law.invariant("always"), law.invariant("step")
 theorem, quiescent = law.invariant("theorem"), law.invariant("quiescent")

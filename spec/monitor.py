@@ -13,11 +13,12 @@ from typing import Any
 
 from freehold.spec import concrete
 from freehold.spec.arithmetic import ceil_to_page
-from freehold.spec.language import Action, Element, Formula, Quantified, SetOf
+from freehold.spec.language import Action
 from freehold.spec.law import law
 from freehold.spec.observed import compare
 from freehold.spec.source import Compiled
 from freehold.spec.state import Place
+from freehold.spec.terms import Element, Formula, Quantified, SetOf
 from freehold.spec.trace import Event, Header
 from freehold.spec.verdict import Verdict, describe
 

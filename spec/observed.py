@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from freehold.spec.language import Relation
+from freehold.spec.concrete import State
 from freehold.spec.law import law
 from freehold.spec.source import Compiled
 from freehold.spec.state import Page, Row
+from freehold.spec.terms import Relation
 from freehold.spec.trace import BadTrace, Event
 from freehold.spec.verdict import Kind, Verdict, holder_of, name_of, owners_of
 
 # A page's position means something only where the page is mapped or in the tree; a record's lengths while it has a row.
+_UNIT = re.compile(r"\b(page|row) (\d+)")
 GIVES_OWNER = {"free", "owns", "in_tree", "row_free", "row_of"}
 
 
 def compare(event: Event, observed: Mapping[str, Any], compiled: Compiled) -> Verdict | None:
     """The first difference between an observed state and the law's, as a verdict.
 
-    `observed` has a list of tuples per relation, a mapping per function, and `conflicts`, sentences about what a
-    relation cannot even express (one page at two positions). A unit that has owners in the law and none in the engine,
-    or the reverse, is told apart from one with a different owner.
+    `observed` has a list of tuples per relation, a mapping per function (as a list of pairs in a file, since JSON has
+    no numbers for keys), and `conflicts`, sentences about what a relation cannot even express (one page at two
+    positions). A unit that has owners in the law and none in the engine, or the reverse, is told apart from one with a
+    different owner.
     """
     conflicts = observed.get("conflicts") or ()
-    if conflicts:
-        return Verdict("observe", str(conflicts[0]), event.number, "observe", "excess", "the engine's tensors", ())
     state = compiled.state()
+    if conflicts:
+        return _conflict(event, str(conflicts[0]), state)
     for name, relation in law.relations.items():
-        if name not in observed:
-            raise BadTrace(f"event {event.number}: the observed state has no relation {name}")
-        seen = {tuple(t) if isinstance(t, list | tuple) else (t,) for t in observed[name]}
+        seen = _tuples(event, relation, observed)
         missing, extra = state.relations[name] - seen, seen - state.relations[name]
         if missing or extra:
             tuple_ = min(extra or missing, key=str)
             return _difference(event, relation, tuple_, bool(extra), state)
     for name, function in law.functions.items():
-        for key, value in observed.get(name, {}).items():
+        for key, value in _values(event, name, observed).items():
             expected = compiled.values[name].get(key, 0)
             if value != expected:
                 unit = name_of(function.sort("x"), key)
@@ -45,7 +47,38 @@ def compare(event: Event, observed: Mapping[str, Any], compiled: Compiled) -> Ve
     return None
 
 
-def _difference(event: Event, relation: Relation, values: tuple[Any, ...], extra: bool, state: Any) -> Verdict:
+def _tuples(event: Event, relation: Relation, observed: Mapping[str, Any]) -> set[tuple[Any, ...]]:
+    """A relation of the observed state. Raises BadTrace when it is missing or not a list of its tuples."""
+    if relation.name not in observed:
+        raise BadTrace(f"event {event.number}: the observed state has no relation {relation.name}")
+    try:
+        seen = {tuple(t) if isinstance(t, list | tuple) else (t,) for t in observed[relation.name]}
+    except TypeError as error:
+        raise BadTrace(f"event {event.number}: {relation.name} must be a list of tuples of ids") from error
+    if any(len(t) != len(relation.sorts) for t in seen):
+        raise BadTrace(f"event {event.number}: a tuple of {relation.name} has {len(relation.sorts)} places")
+    return seen
+
+
+def _values(event: Event, name: str, observed: Mapping[str, Any]) -> dict[Any, int]:
+    """A function of the observed state. Raises BadTrace when it is neither a mapping nor a list of pairs."""
+    try:
+        return dict(observed.get(name) or ())
+    except (TypeError, ValueError) as error:
+        raise BadTrace(f"event {event.number}: {name} must be a list of pairs of an id and a number") from error
+
+
+def _conflict(event: Event, text: str, state: State) -> Verdict:
+    """A contradiction inside the engine's structures, with the unit that its sentence is about."""
+    found = _UNIT.search(text)
+    unit, owners = "the engine's tensors", list[str]()
+    if found is not None:
+        kind, number = Page if found[1] == "page" else Row, int(found[2])
+        unit, owners = found[0], owners_of(kind("x"), number, state)
+    return Verdict("observe", text, event.number, "observe", "excess", unit, (*owners, "the engine's tensors: " + text))
+
+
+def _difference(event: Event, relation: Relation, values: tuple[Any, ...], extra: bool, state: State) -> Verdict:
     where = "the engine has it, the events don't" if extra else "the events have it, the engine doesn't"
     clause = f"{relation.name}({', '.join(map(str, values))}): {where}"
     parties = [(s("x"), v) for s, v in zip(relation.sorts, values, strict=True)]

@@ -33,7 +33,7 @@ from freehold.spec.events import (
     unuse,
     use,
 )  # fmt: skip
-from freehold.spec.language import Formula, Int, Step, no
+from freehold.spec.language import Step
 from freehold.spec.state import (
     A,
     C,
@@ -53,6 +53,7 @@ from freehold.spec.state import (
     slot_kv,
     turn,
 )  # fmt: skip
+from freehold.spec.terms import Formula, Int, no
 
 Steps = Iterator[tuple[Formula, str] | Step]
 

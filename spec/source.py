@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freehold.spec import concrete
-from freehold.spec.language import (
-    Action,
+from freehold.spec.language import Action, Law
+from freehold.spec.terms import (
     And,
     Apply,
     Arith,
@@ -26,7 +26,6 @@ from freehold.spec.language import (
     Formula,
     Int,
     IntVar,
-    Law,
     Literal_,
     Not,
     Or,

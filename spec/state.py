@@ -14,7 +14,8 @@ from enum import IntEnum
 from typing import cast
 
 from freehold.spec import arithmetic
-from freehold.spec.language import Constant, Element, Formula, Int, Law, no
+from freehold.spec.language import Law
+from freehold.spec.terms import Constant, Element, Formula, Int, no
 
 
 class Page(Element):

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from freehold.spec.concrete import State
-from freehold.spec.language import Element, Formula
 from freehold.spec.state import Page, Record, Request, Row, Session
+from freehold.spec.terms import Element, Formula
 from freehold.spec.trace import Event
 
 Kind = Literal["excess", "deficit", "order"]

@@ -8,7 +8,7 @@ search has to see every one of them.
 from __future__ import annotations
 
 from freehold.spec import invariants as inv
-from freehold.spec.language import And, Formula, LawError, Not, Or, Property, Quantified, exists
+from freehold.spec.language import Property
 from freehold.spec.state import (
     PAGE_SIZE,
     ROW_WIDTH,
@@ -35,6 +35,7 @@ from freehold.spec.state import (
     slot_kv,
     turn,
 )  # fmt: skip
+from freehold.spec.terms import And, Formula, LawError, Not, Or, Quantified, exists
 
 
 def occasion(term: Formula) -> Formula:
