@@ -4,13 +4,13 @@ import random
 from collections import Counter
 
 import pytest
-from unit.content_executor import ContentExecutor, continuation
 from unit.naive_law import NaiveLaw
 
 from freehold.impl.engine import Engine, EngineConfig
 from freehold.impl.memory.events import ListSink
 from freehold.impl.scheduling.ports import ForwardBatch
 from freehold.impl.scheduling.request import FinishReason, Request
+from freehold.model_check.content import ContentExecutor, continuation
 from freehold.spec.errors import InvalidInput
 from freehold.spec.state import Place
 
@@ -144,9 +144,7 @@ def test_no_page_is_lost_or_shared_and_every_token_is_right(config: EngineConfig
 
     check_tokens(workload)
     assert workload.law.row_of == {}
-    assert workload.events_seen.keys() >= {
-        name.removeprefix("on_") for name in dir(NaiveLaw) if name.startswith("on_")
-    }
+    assert workload.events_seen.keys() >= {name.removeprefix("on_") for name in dir(NaiveLaw) if name.startswith("on_")}
     assert all(request.place is Place.OUT and request.kv is None for request in workload.requests)
     assert workload.aborted_at.keys() >= {Place.WAITING, Place.PREFILL, Place.PARKED, Place.RUNNING}
     assert workload.retracts > 0

@@ -1,9 +1,9 @@
 """`observe` believes the structures only, and names each contradiction between them."""
 
 import pytest
-from unit.content_executor import ContentExecutor
 
 from freehold.impl.engine import Engine, EngineConfig
+from freehold.model_check.content import ContentExecutor
 from freehold.spec.state import Place
 
 

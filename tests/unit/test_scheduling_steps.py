@@ -1,13 +1,13 @@
 """What one scheduler step does: chunks, mixed batches, retraction, aborts, turns, failures."""
 
 import pytest
-from unit.content_executor import ContentExecutor, continuation
 
 from freehold.impl.engine import Engine, EngineConfig
 from freehold.impl.memory.events import ListSink
 from freehold.impl.scheduling.ports import ForwardBatch
 from freehold.impl.scheduling.request import FinishReason, StepOutput
 from freehold.impl.scheduling.scheduler import ExecutionFailed
+from freehold.model_check.content import ContentExecutor, continuation
 from freehold.spec.errors import InvalidInput, RuleBroken
 from freehold.spec.state import Place
 

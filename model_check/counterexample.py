@@ -1,0 +1,99 @@
+"""Traces of a search: steps by name, found again from codes, and replayed by the concrete reading.
+
+A search keeps only codes and parents. The steps between them are found again by looking which instance leads from one
+state to the next; under symmetry, which leads to a state that is the next one but for names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from freehold.model_check.codes import Codec
+from freehold.model_check.successors import Grain, Instance, Plan, operations, walk
+from freehold.model_check.vector import Batch, Tensor
+from freehold.spec import concrete
+from freehold.spec.language import Clause, Law, Operation, Property
+from freehold.spec.terms import Formula, SetOf
+
+
+class ReadingsDisagree(AssertionError):
+    """Two readings of one law differ: an error in a reading, never in the law."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One step of a trace: an operation (or event) and its arguments by parameter name."""
+
+    operation: str
+    arguments: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.operation}({', '.join(f'{k}={v}' for k, v in self.arguments.items())})"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken invariant, a shortest trace to it, and the state at its end; the concrete reading agrees."""
+
+    invariant: Property
+    trace: tuple[Taken, ...]
+    state: concrete.State
+
+
+def retrace(
+    codec: Codec, plans: Sequence[Plan], path: Sequence[Tensor], same: Callable[[Tensor], Tensor]
+) -> list[Taken]:
+    """The steps along codes `[K, 1]`; `same` maps codes `[K, N]` to what the search put in their place."""
+    here, steps = path[0], list[Taken]()
+    for wanted in path[1:]:
+        ways = _ways(codec, plans, here)
+        found = next(((taken, code) for taken, code in ways if bool((same(code) == wanted).all())), None)
+        if found is None:
+            raise ReadingsDisagree(f"no step leads from state {here.tolist()} to its successor {wanted.tolist()}")
+        steps.append(found[0])
+        here = found[1]
+    return steps
+
+
+def _ways(codec: Codec, plans: Sequence[Plan], here: Tensor) -> list[tuple[Taken, Tensor]]:
+    """Every step that a state `[K, 1]` allows, and where it leads."""
+    ways: list[tuple[Taken, Tensor]] = []
+
+    def note(operation: Operation, bound: Instance, after: Batch) -> None:
+        arguments = {p.name: bound[p] for p in operation.params}
+        ways.append((Taken(operation.name, arguments), codec.repack(here, after)))
+
+    for each in plans:
+        walk(each, codec.unpack(here), codec.scope, note)
+    return ways
+
+
+def replay(law: Law, codec: Codec, grain: Grain, trace: Sequence[Taken]) -> concrete.State:
+    """The state at the end of a trace by the concrete reading. `ReadingsDisagree` when it forbids a step."""
+    state = concrete.initial(law, codec.scope.sizes, codec.scope.constants)
+    by_name = {o.name: o for o in operations(law, grain)}
+    for taken in trace:
+        operation = by_name[taken.operation]
+        env = {p: _value(p, taken.arguments[p.name]) for p in operation.params}
+        outcome = concrete.operate(operation, env, state)
+        if isinstance(outcome, Clause):
+            raise ReadingsDisagree(f"the concrete reading forbids {taken}: {outcome.text}")
+        state = outcome[1]
+    return state
+
+
+def confirmed(
+    law: Law, codec: Codec, grain: Grain, broken: tuple[Property, Formula], trace: Sequence[Taken]
+) -> Violation:
+    """The violation at the end of a trace, after the concrete reading has seen it too."""
+    invariant, term = broken
+    state = replay(law, codec, grain, trace)
+    if concrete.holds(term, {}, state):
+        raise ReadingsDisagree(f"the concrete reading finds {invariant.name} intact after {[str(t) for t in trace]}")
+    return Violation(invariant, tuple(trace), state)
+
+
+def _value(param: Any, number: int) -> Any:
+    return frozenset((number,)) if isinstance(param, SetOf) else number

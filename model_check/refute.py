@@ -1,0 +1,145 @@
+"""Counterexamples to an obligation, as states one can read.
+
+The grounded reading over a small scope always answers. What Z3 finds is taken out of the model as a concrete state and
+parameters, and *replayed by the concrete reading* before anyone sees it: the event must be enabled, and the property
+must fail afterwards. A counterexample that does not replay is an error in a reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import z3
+
+from freehold.model_check.obligations import Obligation, Obligations
+from freehold.model_check.smt import Smt, View
+from freehold.spec import concrete
+from freehold.spec.language import Clause, Law
+from freehold.spec.terms import Element, IntVar, Param, SetOf
+
+SCOPE: Mapping[str, int] = {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 2}
+CONSTANTS: Mapping[str, int] = {"page_size": 2, "row_width": 5}
+
+
+class ReadingsDisagree(AssertionError):
+    """Two readings of the same text gave different answers: an error of ours, never of the law's author."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """A state before, the parameters, and the state after in which the property fails."""
+
+    kind: str
+    subject: str
+    property: str
+    before: concrete.State
+    parameters: dict[str, Any]
+    after: concrete.State
+
+
+@dataclass(slots=True)
+class Refuter:
+    """Grounded questions about one law."""
+
+    law: Law
+    scope: Mapping[str, int] = field(default_factory=lambda: SCOPE)
+    constants: Mapping[str, int] = field(default_factory=lambda: CONSTANTS)
+    smt: Smt = field(init=False)
+    obligations: Obligations = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.smt = Smt(self.law, self.constants, self.scope)
+        self.obligations = Obligations(self.smt, self.law)
+
+    def refute(self, obligation: Obligation) -> Counterexample | None:
+        """A counterexample within the scope, replayed; None when there is none."""
+        solver = z3.SolverFor("QF_UFLIA")
+        solver.add(*self.smt.distinct(), *self.smt.inside(obligation.env), *obligation.hypotheses)
+        solver.add(z3.Not(obligation.goal))
+        verdict = solver.check()
+        if verdict == z3.unsat:
+            return None
+        if verdict != z3.sat:
+            raise ReadingsDisagree(f"a grounded question was not decided: {obligation.name}: {verdict}")
+        return self._replay(obligation, solver.model())
+
+    def _replay(self, obligation: Obligation, model: z3.ModelRef) -> Counterexample:
+        before = read_state(self.smt, self.obligations.before, model)
+        env = read_parameters(self.smt, obligation.env, model)
+        after = before
+        meaning: dict[Param, Any] = {}
+        if obligation.kind in ("event", "contract"):
+            action = self.law.actions[obligation.subject]
+            broken = concrete.broken_clause(action.guard, env, before)
+            after = concrete.act(action, env, before)
+        elif obligation.kind == "operation":
+            outcome = concrete.operate(self.law.operations[obligation.subject], env, before)
+            broken = outcome if isinstance(outcome, Clause) else None
+            after = before if isinstance(outcome, Clause) else outcome[1]
+        else:
+            broken = None
+        if broken is not None:
+            raise ReadingsDisagree(f"{obligation.name}: Z3 takes a step that is not enabled: {broken.text}")
+        prop = {**self.law.contracts, **self.law.invariants, **self.law.lemmas}[obligation.claim]
+        if obligation.kind == "contract":
+            meaning = dict(zip(prop.params, env.values(), strict=True))
+            fails = not concrete.holds(prop.term, meaning, before, after)
+        else:
+            fails = not concrete.holds(prop.term, env if obligation.kind == "lemma" else {}, after)
+        if not fails:
+            raise ReadingsDisagree(f"{obligation.name}: the counterexample of Z3 does not replay")
+        named = {p.name: v for p, v in env.items()}
+        return Counterexample(obligation.kind, obligation.subject, obligation.claim, before, named, after)
+
+
+def read_state(smt: Smt, view: View, model: z3.ModelRef) -> concrete.State:
+    """A grounded state of the model, over element numbers."""
+    universe: dict[Any, list[Any]] = {s: list(range(len(xs))) for s, xs in smt.elements.items()}
+    relations: dict[str, set[tuple[Any, ...]]] = {}
+    for name, relation in smt.law.relations.items():
+        found: set[tuple[Any, ...]] = set()
+        for index in _indices([len(smt.elements[s]) for s in relation.sorts]):
+            args = [smt.elements[s][i] for s, i in zip(relation.sorts, index, strict=True)]
+            if z3.is_true(model.eval(view.relations[name](*args), model_completion=True)):
+                found.add(index)
+        relations[name] = found
+    functions = {
+        name: {
+            i: model.eval(view.functions[name](x), model_completion=True).as_long()
+            for i, x in enumerate(smt.elements[function.sort])
+        }
+        for name, function in smt.law.functions.items()
+    }
+    constants = {
+        n: v if isinstance(v, int) else model.eval(v, model_completion=True).as_long() for n, v in smt.constants.items()
+    }
+    return concrete.State(universe, constants, relations, functions)
+
+
+def read_parameters(smt: Smt, env: Mapping[Param, Any], model: z3.ModelRef) -> dict[Param, Any]:
+    """Parameters of the model, over element numbers."""
+    found: dict[Param, Any] = {}
+    for param, value in env.items():
+        match param:
+            case IntVar():
+                found[param] = model.eval(value, model_completion=True).as_long()
+            case SetOf(_, sort):
+                xs = smt.elements[sort]
+                found[param] = frozenset(
+                    i for i, x in enumerate(xs) if z3.is_true(model.eval(value(x), model_completion=True))
+                )
+            case Element():
+                found[param] = next(
+                    i for i, x in enumerate(smt.elements[type(param)])
+                    if z3.is_true(model.eval(value == x, model_completion=True))
+                )  # fmt: skip
+    return found
+
+
+def _indices(sizes: list[int]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for size in sizes:
+        found = [(*index, i) for index in found for i in range(size)]
+    return found

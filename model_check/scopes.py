@@ -1,0 +1,73 @@
+"""Named scopes: how many elements of each sort there are, and the constants. A search is exhaustive within one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from freehold.spec.errors import InvalidInput
+from freehold.spec.state import Page, Place, Record, Request, Row, Session
+from freehold.spec.terms import IntVar, Param, SetOf, Sort
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Sizes by sort name and the law's constants; `page_size` and `row_width` are in tokens."""
+
+    name: str
+    sizes: Mapping[str, int]
+    constants: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        if min(*self.sizes.values(), *self.constants.values()) < 1:
+            raise InvalidInput(f"scope {self.name} needs at least one of everything: {self}")
+
+    def universe(self) -> dict[Sort, int]:
+        return {sort: self.sizes[sort.__name__] for sort in (Page, Row, Record, Request, Session)}
+
+    @property
+    def numbers(self) -> range:
+        """What an integer parameter can be: any length in a row, any place."""
+        return range(max(self.constants["row_width"], *Place) + 1)
+
+    def values(self, param: Param) -> range:
+        """What a parameter can be: an element, the one element of a set, or a number."""
+        if isinstance(param, IntVar):
+            return self.numbers
+        return range(self.sizes[(param.sort if isinstance(param, SetOf) else type(param)).__name__])
+
+    def __str__(self) -> str:
+        numbers: dict[str, int] = {**self.sizes, **self.constants}
+        return f"{self.name} ({', '.join(f'{k} {v}' for k, v in numbers.items())})"
+
+
+def scope(
+    name: str,
+    *,
+    pages: int,
+    rows: int,
+    records: int,
+    requests: int,
+    sessions: int,
+    page_size: int,
+    row_width: int,
+) -> Scope:
+    """A scope from its numbers."""
+    sizes = {"Page": pages, "Row": rows, "Record": records, "Request": requests, "Session": sessions}
+    return Scope(name, sizes, {"page_size": page_size, "row_width": row_width})
+
+
+def _named() -> Iterator[Scope]:
+    yield scope("tiny", pages=2, rows=1, records=2, requests=1, sessions=1, page_size=2, row_width=4)
+    yield scope("ci", pages=3, rows=2, records=2, requests=2, sessions=1, page_size=2, row_width=4)
+    yield scope("deep", pages=4, rows=3, records=3, requests=3, sessions=1, page_size=2, row_width=4)
+
+
+SCOPES: Mapping[str, Scope] = {s.name: s for s in _named()}
+
+
+def scope_named(name: str) -> Scope:
+    """The scope of a name; `InvalidInput` when there is none."""
+    if name not in SCOPES:
+        raise InvalidInput(f"no scope is named {name!r}; choose one of: {', '.join(SCOPES)}")
+    return SCOPES[name]

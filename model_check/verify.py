@@ -1,0 +1,228 @@
+"""All instruments, one after the other, and one table.
+
+Each instrument is a function from a progress callback to a `Row`. A gap in any of them makes the run fail; an
+instrument that raises is a gap too, and the others still run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from freehold.model_check import contracts, corrupt, engine_faults, mutate, prove, refinement, serving_run
+from freehold.model_check.explore import Result, Symmetry, explore
+from freehold.model_check.explore_concrete import explore_concrete
+from freehold.model_check.report import Planted, Report, Row
+from freehold.model_check.scopes import SCOPES, scope
+from freehold.model_check.search import Found, Search
+from freehold.model_check.successors import Grain
+from freehold.spec.language import Law
+from freehold.spec.law import law
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How far each instrument goes."""
+
+    seeds: Mapping[int, Sequence[int]]
+    search_depth: int
+    scope: str
+    refinement_profile: str
+
+
+DEPTHS: Mapping[str, Depth] = {
+    "ci": Depth(prove.SEEDS_BY_PAGE_SIZE, 5, "ci", "ci"),
+    "deep": Depth({size: range(10) for size in (1, 2, 4, 16, 64)}, 8, "deep", "deep"),
+}
+
+
+# Scopes that both the vector and the concrete reading can reach to the end.
+COMPARED = (
+    (
+        Grain.OPERATIONS,
+        scope("two pages", pages=2, rows=1, records=1, requests=1, sessions=1, page_size=2, row_width=4),
+    ),
+    (Grain.EVENTS, scope("one page", pages=1, rows=1, records=1, requests=1, sessions=1, page_size=1, row_width=1)),
+)
+
+
+@dataclass(slots=True)
+class Verification:
+    """One run; `announce` is told what goes on."""
+
+    depth: Depth
+    announce: Announce = lambda _: None
+    report: Report = field(default_factory=Report)
+
+    def run(self) -> Report:
+        for instrument in (
+            self.page_arithmetic,
+            self.unbounded_proof,
+            self.law_faults,
+            self.needed_invariants,
+            self.bounded_search,
+            self.exhaustive_search,
+            self.readings,
+            self.real_scheduler,
+            self.engine_faults,
+            self.real_model,
+        ):
+            started = time.perf_counter()
+            title = instrument.__name__.replace("_", " ")
+            self.announce(f"{title} …")
+            try:
+                row = instrument()
+            except Exception as error:  # a broken instrument must not hide what the others have to say
+                spent = time.perf_counter() - started
+                row = Row(title, "", "did not run to its end", "", spent, (f"{type(error).__name__}: {error}",))
+            self.report.rows.append(row)
+            self.announce(f"{title}: {'holds' if row.holds else 'GAPS'} ({row.figure}, {row.seconds:.0f} s)")
+        return self.report
+
+    # The law ---------------------------------------------------------------------------------------------------------
+
+    def page_arithmetic(self) -> Row:
+        found = contracts.check()
+        figure = f"{found.confirmed} of {found.conditions} contracts confirmed over all paths"
+        return Row("CrossHair", "proved", "page arithmetic, all integers", figure, found.seconds, found.problems)
+
+    def unbounded_proof(self) -> Row:
+        found = prove.prove(self.depth.seeds, progress=self._share("proof"))
+        count = found.count()
+        gaps = [f"{r.name} (page size {r.page_size}): {', '.join(r.verdicts)}" for r in found.failures]
+        covered = (
+            f"{len(law.actions)} events, {len(law.operations)} operations, {len(law.invariants)} invariants, "
+            f"{len(law.contracts)} contracts; any number of pages and requests"
+        )
+        figure = (
+            f"{len(found.results)} obligations ({', '.join(f'{n} {k}' for k, n in sorted(count.items()))}), "
+            f"page size {', '.join(f'{size} with {len(s)} seeds' for size, s in self.depth.seeds.items())}"
+        )
+        return Row("Z3 induction", "proved", covered, figure, found.seconds, tuple(gaps))
+
+    def law_faults(self) -> Row:
+        found = mutate.mutate(progress=self._share("law faults"))
+        gaps = [f"nobody sees: {name}" for name in found.survivors]
+        sole = found.sole_witness()
+        gaps += [f"contract that sees no fault of its own: {name}" for name in law.contracts if name not in sole]
+        by_event: dict[str, list[mutate.Caught]] = {}
+        for caught in found.faults:
+            by_event.setdefault(caught.fault.split(":")[0], []).append(caught)
+        for event, caught_ones in by_event.items():
+            seen = Counter(p for c in caught_ones for p in c.by).most_common(2)
+            who = ", ".join(name for name, _ in seen)
+            self.report.planted.append(
+                Planted("law", f"{event}: {len(caught_ones)} guards or effects dropped", f"Z3: {who}", "1 event")
+            )
+        covered = "every guard clause and effect of every event, every precondition of an operation, dropped"
+        figure = f"{len(found.faults) - len(found.survivors)} of {len(found.faults)} caught"
+        return Row("law faults", "searched", covered, figure, found.seconds, tuple(gaps))
+
+    def needed_invariants(self) -> Row:
+        found = corrupt.ablate(progress=self._share("ablation"))
+        gaps = [f"could be switched off unseen: {name}" for name in found.idle]
+        figure = f"{len(found.corruptions) - len(found.idle)} of {len(found.corruptions)} invariants are the only one"
+        covered = "for each invariant a corrupted fact, or two, that it alone sees"
+        return Row("ablation", "searched", covered, figure, found.seconds, tuple(gaps))
+
+    def bounded_search(self) -> Row:
+        depth = self.depth.search_depth
+        search = Search(law)
+        found = search.violation(depth, progress=lambda d: self.announce(f"bounded search: depth {d} of {depth}"))
+        gaps = [f"{found.property}: {'; '.join(map(str, found.trace))}"] if isinstance(found, Found) else []
+        example = Search(_without_guard("acquire", "each page is free")).violation(6)
+        if isinstance(example, Found):
+            lines = [f"  {i}. {step}" for i, step in enumerate(example.trace, start=1)]
+            self.report.notes.append(
+                f"Shortest counterexample when [bold]acquire[/] does not ask whether a page is free "
+                f"(breaks {example.property}):\n" + "\n".join(lines) + "\n"
+            )
+        else:
+            gaps.append("the search does not find the double allocation that was planted")
+        covered = ", ".join(f"{n} {s.lower()}s" for s, n in search.scope.items())
+        figure = f"no violation within {depth} operations; planted double allocation found in 6"
+        return Row("Z3 bounded search", "searched", covered, figure, found.seconds + example.seconds, tuple(gaps))
+
+    def exhaustive_search(self) -> Row:
+        within = SCOPES[self.depth.scope]
+        plain = self._explore(Symmetry.NONE)
+        sorted_ = self._explore(Symmetry.SORTED)
+        gaps = []
+        for found in (plain, sorted_):
+            if found.violation is not None:
+                gaps.append(f"{found.violation}")
+            if not found.closed:
+                gaps.append(f"the search of {within.name} did not close")
+        if sorted_.orbits_total != plain.distinct:
+            gaps.append(f"orbits stand for {sorted_.orbits_total} states, the plain search found {plain.distinct}")
+        gaps += [f"no state shows {name}" for name, depth in plain.witnesses.items() if depth is None]
+        gaps += [f"operation never possible: {name}" for name, taken in plain.per_operation.items() if not taken]
+        figure = (
+            f"{plain.distinct:,} states, {plain.generated:,} steps, depth {plain.depth}; {sorted_.distinct:,} orbits "
+            f"sum to {sorted_.orbits_total:,}; {plain.states_per_second:,.0f} states/s; "
+            f"{len(plain.witnesses)} witnesses reached"
+        )
+        return Row("exhaustive search", "searched", str(within), figure, plain.seconds + sorted_.seconds, tuple(gaps))
+
+    def _explore(self, symmetry: Symmetry) -> Result:
+        return explore(
+            law, self.depth.scope, symmetry=symmetry,
+            progress=lambda p: self.announce(f"exhaustive search ({symmetry}): depth {p.depth}, {p.distinct:,} states"),
+        )  # fmt: skip
+
+    def readings(self) -> Row:
+        started = time.perf_counter()
+        gaps, counts = [], []
+        for grain, within in COMPARED:
+            ours, plain = explore(law, within, grain=grain), explore_concrete(law, within, grain=grain)
+            counts.append(f"{ours.distinct:,} states and {ours.generated:,} steps by {grain}")
+            if (ours.distinct, ours.generated, ours.depth) != (plain.distinct, plain.generated, plain.depth):
+                gaps.append(f"vector and concrete differ by {grain}: {ours.distinct} and {plain.distinct} states")
+        covered = f"concrete and vector, {' and '.join(str(s) for _, s in COMPARED)}"
+        figure = f"equal counts: {', '.join(counts)}"
+        return Row("readings agree", "searched", covered, figure, time.perf_counter() - started, tuple(gaps))
+
+    # The engine ------------------------------------------------------------------------------------------------------
+
+    def real_scheduler(self) -> Row:
+        found = refinement.refine(self.depth.refinement_profile)
+        gaps = [str(found.violation)] if found.violation is not None else []
+        figure = f"{found.steps:,} steps in {found.examples} examples, {found.events:,} events replayed"
+        covered = "the real scheduler, pools, tree and sessions against the law, true tensors compared after each step"
+        return Row("Hypothesis machine", "tested", covered, figure, found.seconds, tuple(gaps))
+
+    def engine_faults(self) -> Row:
+        found = engine_faults.plant_all()
+        gaps = [f"nobody sees: {r.fault}" for r in found.results if r.caught_by is None]
+        gaps += [f"check that sees no fault of its own: {check}" for check, only in found.sole.items() if not only]
+        for r in found.results:
+            self.report.planted.append(Planted("engine", r.fault, str(r.caught_by), f"{r.steps} steps"))
+        caught = sum(r.caught_by is not None for r in found.results)
+        covered = "faults planted in the engine; each check switched off in turn"
+        return Row(
+            "engine faults", "tested", covered, f"{caught} of {len(found.results)} caught, no idle check among "
+            f"{len(found.sole)}", found.seconds, tuple(gaps),
+        )  # fmt: skip
+
+    def real_model(self) -> Row:
+        found = serving_run.serve_watched(self.announce)
+        covered = (
+            "SmolLM2-135M: batched, prefix-sharing, three session turns, retract, abort; monitor on, tokens equal to "
+            "transformers'"
+        )
+        figure = (
+            f"{found.requests} requests, {found.tokens} tokens, {found.events:,} events checked, "
+            f"{found.retracts} retracts, {found.prefix_hit_pages} pages hit"
+        )
+        return Row("serving, watched", "watched", covered, figure, found.seconds, found.problems)
+
+    def _share(self, what: str) -> Callable[[int, int], None]:
+        return lambda done, all_: self.announce(f"{what}: {done} of {all_}")
+
+
+def _without_guard(action: str, text: str) -> Law:
+    return next(f.law for f in mutate.faults(law) if f.subject == action and text in f.drop)

@@ -1,0 +1,132 @@
+"""One text, several readings: concrete, source and grounded smt give the same answers on random states."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import z3
+from law.random_states import CONSTANTS, SCOPE, random_arguments, random_state
+
+from freehold.model_check.smt import Env, Smt, View
+from freehold.spec import concrete
+from freehold.spec.law import law
+from freehold.spec.source import Compiled
+from freehold.spec.terms import IntVar, SetOf
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Compiled:
+    return Compiled(law, CONSTANTS, {n: range(c) for n, c in SCOPE.items()})
+
+
+def test_source_and_concrete_agree(compiled: Compiled) -> None:
+    rng = random.Random(1)
+    taken = dict.fromkeys(law.actions, 0)
+    for _ in range(400):
+        state = random_state(law, rng)
+        for action in law.actions.values():
+            env = random_arguments(action, state, rng)
+            compiled.load(state)
+            number = compiled.actions[action.name](*env.values())
+            broken = concrete.broken_clause(action.guard, env, state)
+            if broken is None:
+                taken[action.name] += 1
+                assert number == -1, action.name
+                assert compiled.state().key() == concrete.act(action, env, state).key(), action.name
+            else:
+                assert action.guard[number] is broken, action.name
+        compiled.load(state)
+        for name, prop in law.invariants.items():
+            assert compiled.properties[name]() == concrete.holds(prop.term, {}, state), name
+    assert all(taken[name] for name in ("grow", "open_session", "use", "close_session", "place")), taken
+
+
+def reading() -> tuple[Smt, View]:
+    smt = Smt(law, CONSTANTS, SCOPE)
+    return smt, smt.state("")
+
+
+def facts(smt: Smt, view: View, state: concrete.State) -> list[Any]:
+    """The state, said to Z3 fact by fact."""
+    said: list[Any] = list(smt.distinct())
+    for name, relation in law.relations.items():
+        for index in _indices([SCOPE[s.__name__] for s in relation.sorts]):
+            args = [smt.elements[s][i] for s, i in zip(relation.sorts, index, strict=True)]
+            said.append(view.relations[name](*args) == (index in state.relations[name]))
+    for name, function in law.functions.items():
+        for i, x in enumerate(smt.elements[function.sort]):
+            said.append(view.functions[name](x) == state.functions[name].get(i, 0))
+    return said
+
+
+def meaning(smt: Smt, env: Env) -> dict[Any, Any]:
+    """Concrete parameters as Z3 values."""
+    found: dict[Any, Any] = {}
+    for param, value in env.items():
+        if isinstance(param, IntVar):
+            found[param] = z3.IntVal(value)
+        elif isinstance(param, SetOf):
+            members = [smt.elements[param.sort][i] for i in value]
+            found[param] = lambda x, members=members: z3.Or(*(x == m for m in members), z3.BoolVal(False))
+        else:
+            found[param] = smt.elements[type(param)][value]
+    return found
+
+
+def test_smt_and_concrete_agree() -> None:
+    rng = random.Random(2)
+    smt, view = reading()
+    for _ in range(6):
+        state = random_state(law, rng)
+        solver = z3.Solver()
+        solver.add(*facts(smt, view, state))
+        for action in law.actions.values():
+            env = random_arguments(action, state, rng)
+            values = meaning(smt, env)
+            for clause, said in zip(action.guard, smt.guard(action, values, view), strict=True):
+                assert entails(solver, said.expr) == concrete.holds(clause.term, env, state), said.text
+            after = smt.act(action, values, view)
+            expected = facts(smt, after, concrete.act(action, env, state))
+            assert entails(solver, z3.And(*expected)), action.name
+        for name, prop in law.invariants.items():
+            assert entails(solver, smt.formula(prop.term, {}, view)) == concrete.holds(prop.term, {}, state), name
+
+
+def entails(solver: z3.Solver, goal: Any) -> bool:
+    """Whether the facts imply the goal; they decide everything, so they imply it or its negation."""
+    answer = solver.check(z3.Not(goal))
+    assert answer != z3.unknown
+    return bool(answer == z3.unsat)
+
+
+def _indices(sizes: list[int]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for size in sizes:
+        found = [(*index, i) for index in found for i in range(size)]
+    return found
+
+
+def test_a_set_event_is_the_fold_of_its_single_events() -> None:
+    """`acquire` and `release` of a set, and of its members one by one."""
+    rng = random.Random(3)
+    compared = 0
+    for _ in range(3000):
+        state = random_state(law, rng)
+        action = law.actions[rng.choice(["acquire", "release"])]
+        env = random_arguments(action, state, rng)
+        record, pages = action.params
+        members = sorted(env[pages])
+        whole = concrete.broken_clause(action.guard, env, state) is None
+        single, enabled = state, True
+        for p in members:
+            one = {record: env[record], pages: frozenset((p,))}
+            enabled = enabled and concrete.broken_clause(action.guard, one, single) is None
+            single = concrete.act(action, one, single)
+        if members:
+            assert whole == enabled
+        if whole:
+            compared += 1
+            assert single.key() == concrete.act(action, env, state).key()
+    assert compared > 50
