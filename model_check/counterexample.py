@@ -6,31 +6,17 @@ state to the next; under symmetry, which leads to a state that is the next one b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from freehold.model_check.codes import Codec
+from freehold.model_check.steps import ReadingsDisagree, Taken, listing, taken
 from freehold.model_check.successors import Grain, Instance, Plan, operations, walk
 from freehold.model_check.vector import Batch, Tensor
 from freehold.spec import concrete
 from freehold.spec.language import Clause, Law, Operation, Property
 from freehold.spec.terms import Formula, SetOf
-
-
-class ReadingsDisagree(AssertionError):
-    """Two readings of one law differ: an error in a reading, never in the law."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One step of a trace: an operation (or event) and its arguments by parameter name."""
-
-    operation: str
-    arguments: Mapping[str, int]
-
-    def __str__(self) -> str:
-        return f"{self.operation}({', '.join(f'{k}={v}' for k, v in self.arguments.items())})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +27,9 @@ class Violation:
     trace: tuple[Taken, ...]
     state: concrete.State
 
+    def __str__(self) -> str:
+        return f"{self.invariant.name} is broken after {len(self.trace)} steps:\n{listing(self.trace)}"
+
 
 def retrace(
     codec: Codec, plans: Sequence[Plan], path: Sequence[Tensor], same: Callable[[Tensor], Tensor]
@@ -49,7 +38,7 @@ def retrace(
     here, steps = path[0], list[Taken]()
     for wanted in path[1:]:
         ways = _ways(codec, plans, here)
-        found = next(((taken, code) for taken, code in ways if bool((same(code) == wanted).all())), None)
+        found = next(((step, code) for step, code in ways if bool((same(code) == wanted).all())), None)
         if found is None:
             raise ReadingsDisagree(f"no step leads from state {here.tolist()} to its successor {wanted.tolist()}")
         steps.append(found[0])
@@ -70,18 +59,23 @@ def _ways(codec: Codec, plans: Sequence[Plan], here: Tensor) -> list[tuple[Taken
     return ways
 
 
-def replay(law: Law, codec: Codec, grain: Grain, trace: Sequence[Taken]) -> concrete.State:
-    """The state at the end of a trace by the concrete reading. `ReadingsDisagree` when it forbids a step."""
+def replay(law: Law, codec: Codec, grain: Grain, trace: Sequence[Taken]) -> tuple[tuple[Taken, ...], concrete.State]:
+    """The trace with its events, and the state at its end, by the concrete reading.
+
+    Raises ReadingsDisagree when that forbids a step.
+    """
     state = concrete.initial(law, codec.scope.sizes, codec.scope.constants)
     by_name = {o.name: o for o in operations(law, grain)}
-    for taken in trace:
-        operation = by_name[taken.operation]
-        env = {p: _value(p, taken.arguments[p.name]) for p in operation.params}
+    steps: list[Taken] = []
+    for step in trace:
+        operation = by_name[step.operation]
+        env = {p: _value(p, step.arguments[p.name]) for p in operation.params}
         outcome = concrete.operate(operation, env, state)
         if isinstance(outcome, Clause):
-            raise ReadingsDisagree(f"the concrete reading forbids {taken}: {outcome.text}")
-        state = outcome[1]
-    return state
+            raise ReadingsDisagree(f"the concrete reading forbids {step}: {outcome.text}")
+        events, state = outcome
+        steps.append(taken(operation, {p: step.arguments[p.name] for p in operation.params}, events))
+    return tuple(steps), state
 
 
 def confirmed(
@@ -89,10 +83,10 @@ def confirmed(
 ) -> Violation:
     """The violation at the end of a trace, after the concrete reading has seen it too."""
     invariant, term = broken
-    state = replay(law, codec, grain, trace)
+    steps, state = replay(law, codec, grain, trace)
     if concrete.holds(term, {}, state):
         raise ReadingsDisagree(f"the concrete reading finds {invariant.name} intact after {[str(t) for t in trace]}")
-    return Violation(invariant, tuple(trace), state)
+    return Violation(invariant, steps, state)
 
 
 def _value(param: Any, number: int) -> Any:

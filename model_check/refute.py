@@ -15,16 +15,13 @@ import z3
 
 from freehold.model_check.obligations import Obligation, Obligations
 from freehold.model_check.smt import Smt, View
+from freehold.model_check.steps import ReadingsDisagree
 from freehold.spec import concrete
 from freehold.spec.language import Clause, Law
 from freehold.spec.terms import Element, IntVar, Param, SetOf
 
 SCOPE: Mapping[str, int] = {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 2}
 CONSTANTS: Mapping[str, int] = {"page_size": 2, "row_width": 5}
-
-
-class ReadingsDisagree(AssertionError):
-    """Two readings of the same text gave different answers: an error of ours, never of the law's author."""
 
 
 @dataclass(frozen=True, slots=True)

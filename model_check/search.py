@@ -8,31 +8,20 @@ found is replayed by the concrete reading and comes back as named operations and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import z3
 
-from freehold.model_check.refute import CONSTANTS, ReadingsDisagree, read_parameters
+from freehold.model_check.refute import CONSTANTS, read_parameters
 from freehold.model_check.smt import Expr, Smt, View
+from freehold.model_check.steps import ReadingsDisagree, Taken, taken
 from freehold.spec import concrete
-from freehold.spec.language import Action, Clause, Law, Operation
+from freehold.spec.language import Clause, Law, Operation
 from freehold.spec.terms import Formula, IntVar, Param
 
 SCOPE: Mapping[str, int] = {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One operation of a trace, its parameters by name, and the events that it took."""
-
-    operation: str
-    parameters: Mapping[str, Any]
-    events: tuple[tuple[str, Mapping[str, Any]], ...]
-
-    def __str__(self) -> str:
-        return call(self.operation, self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +40,6 @@ class Nothing:
 
     depth: int
     seconds: float
-
-
-def call(name: str, parameters: Mapping[str, Any]) -> str:
-    """`name(k=0, pages={1,2})`."""
-    shown = (f"{n}={_show(v)}" for n, v in parameters.items())
-    return f"{name}({', '.join(shown)})"
-
-
-def _show(value: Any) -> str:
-    return "{" + ",".join(map(str, sorted(value))) + "}" if isinstance(value, frozenset) else str(value)
 
 
 @dataclass(slots=True)
@@ -175,17 +154,6 @@ class Search:
             events, state = outcome
             trace.append(taken(operation, env, events))
         return tuple(trace), state
-
-
-def taken(
-    operation: Operation, env: Mapping[Param, Any], events: Iterable[tuple[Action, Mapping[Param, Any]]]
-) -> Taken:
-    """An operation as it is printed."""
-    return Taken(
-        operation.name,
-        {p.name: v for p, v in env.items()},
-        tuple((a.name, {p.name: v for p, v in e.items()}) for a, e in events),
-    )
 
 
 def _tuples(choices: Sequence[Sequence[Expr]]) -> list[tuple[Expr, ...]]:

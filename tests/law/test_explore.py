@@ -12,10 +12,11 @@ import torch
 
 from freehold.model_check import explore as explore_module
 from freehold.model_check.codes import Codec
-from freehold.model_check.counterexample import ReadingsDisagree, Taken, confirmed, replay, retrace
+from freehold.model_check.counterexample import confirmed, replay, retrace
 from freehold.model_check.explore import Progress, Symmetry, explore, reachable
 from freehold.model_check.explore_concrete import explore_concrete
 from freehold.model_check.scopes import SCOPES, Scope, scope
+from freehold.model_check.steps import ReadingsDisagree, Taken
 from freehold.model_check.successors import Grain, operations
 from freehold.model_check.symmetry import canonical
 from freehold.model_check.vector import Batch, Tensor, batch_of, state_of
@@ -288,7 +289,7 @@ def test_faults_are_found_with_a_shortest_trace(name: str, text: str, within: Sc
         found = result.violation
         assert found is not None
         assert not result.closed
-        state = replay(faulty, Codec(faulty, within), grain, found.trace)
+        _, state = replay(faulty, Codec(faulty, within), grain, found.trace)
         assert state.key() == found.state.key()
         assert not concrete.holds(found.invariant.term, {}, state)
         lengths.append(len(found.trace))

@@ -11,8 +11,9 @@ from freehold.model_check.corrupt import ablate
 from freehold.model_check.mutate import catch, faults
 from freehold.model_check.obligations import Obligations
 from freehold.model_check.prove import ask, reading
-from freehold.model_check.refute import ReadingsDisagree, Refuter
+from freehold.model_check.refute import Refuter
 from freehold.model_check.search import Found, Nothing, Search
+from freehold.model_check.steps import ReadingsDisagree
 from freehold.spec import concrete
 from freehold.spec.language import Law
 from freehold.spec.law import law
