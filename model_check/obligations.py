@@ -6,7 +6,7 @@
 | event | the always invariants, the event's guard | each always invariant, afterwards |
 | contract | the same | the event's contract |
 | operation | always and step invariants, all guards along its steps | each step invariant, at its end |
-| theorem | the always invariants | each theorem |
+| theorem | the invariants that it names | the theorem |
 | quiescent | always and step invariants, every request is out | each quiescent invariant |
 | lemma | the always invariants | from any value of the integer to the one below, and above the last |
 
@@ -90,12 +90,12 @@ class Obligations:
             yield Obligation("initial", "the beginning", p.name, start, self.smt.formula(p.term, {}, self.before), {})
 
     def consequences(self, group: str) -> Iterator[Obligation]:
-        """Theorems follow from the always invariants; at quiescence the step invariants help, and nothing runs."""
-        given = self.hypotheses
-        if group == "quiescent":
-            given = (*given, *self._of(self.step), self.smt.formula(nothing_runs(), {}, self.before))
+        """A theorem follows from the invariants that it names; at quiescence all help, and nothing runs."""
+        idle = self.smt.formula(nothing_runs(), {}, self.before)
         for p in self.law.invariants.values():
             if p.group == group:
+                quiet = (*self.hypotheses, *self._of(self.step), idle)
+                given = quiet if group == "quiescent" else self._of(p.uses)
                 yield Obligation(group, group, p.name, given, self.smt.formula(p.term, {}, self.before), {})
 
     def lemmas(self) -> Iterator[Obligation]:

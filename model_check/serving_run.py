@@ -126,7 +126,7 @@ class _Run:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.config = EngineConfig(
-            page_size=16, num_pages=14, max_context_tokens=224, max_running=6, chunk_tokens=48, policy="first_come"
+            page_size=4, num_pages=34, max_context_tokens=128, max_running=6, chunk_tokens=48, policy="first_come"
         )
         self.stops = sorted(loaded.eos_token_ids)
         pages, rows = self.config.num_pages, self.config.geometry.num_rows

@@ -41,7 +41,7 @@ from freehold.spec.state import (
 from freehold.spec.terms import Formula, Int, exists, forall, lift, lone
 
 always, step = law.invariant("always"), law.invariant("step")
-theorem, quiescent = law.invariant("theorem"), law.invariant("quiescent")
+quiescent = law.invariant("quiescent")
 
 
 # Single owner --------------------------------------------------------------------------------------------------------
@@ -298,7 +298,10 @@ def each_token_has_a_page(k: Record, a: Int) -> Formula:
     return ((a > 0) & (a <= A(k))) >> exists(Page, lambda p: maps(k, p) & (begin(p) < a) & (a <= end(p)))
 
 
-@theorem
+@law.theorem(
+    prefix_entry_is_locked, locked_page_is_in_tree, tree_page_is_rooted, parent_is_one_before, locks_reach_the_root,
+    locks_are_one_path, entry_is_allocated,
+)  # fmt: skip
 def prefix_is_a_path() -> Formula:
     """Consecutive entries of a published prefix are parent and child in the tree."""
     return forall(

@@ -120,6 +120,7 @@ class Property:
     doc: str
     group: str
     params: tuple[Param, ...] = ()
+    uses: tuple[Property, ...] = ()
 
 
 @dataclass(slots=True)
@@ -166,6 +167,12 @@ class Law:
 
     def invariant(self, group: Group) -> Callable[[Callable[[], Formula]], Property]:
         return lambda write: _register(self.invariants, Property(_name(write), write(), _doc(write), group))
+
+    def theorem(self, *uses: Property) -> Callable[[Callable[[], Formula]], Property]:
+        """An invariant that follows from the named ones alone; saying which keeps its proof short and stable."""
+        return lambda write: _register(
+            self.invariants, Property(_name(write), write(), _doc(write), "theorem", uses=uses)
+        )
 
     def contract(self, action: Action) -> Callable[[Callable[..., Formula]], Property]:
         def record(write: Callable[..., Formula]) -> Property:

@@ -1,0 +1,149 @@
+"""The commands that hold the law and the engine to account: verify, fuzz, bench, gpu-check."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from freehold.extras import import_extra
+from freehold.spec.errors import InvalidInput
+
+app = typer.Typer(add_completion=False)
+
+
+@contextmanager
+def announcing() -> Iterator[Callable[[str], None]]:
+    """Where progress goes: one line that changes on a terminal, a line a message elsewhere; on stderr both."""
+    console = Console(stderr=True)
+    started = time.monotonic()
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield lambda text: status.update(f"{text}  [dim]{time.monotonic() - started:.0f} s[/]")
+    else:
+        yield lambda text: console.print(f"[{time.monotonic() - started:4.0f} s] {text}", markup=False, highlight=False)
+
+
+@app.command()
+def verify(
+    depth: Annotated[str, typer.Option("--depth", help="ci (minutes) or deep (hours).")] = "ci",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run every instrument on the law and on the engine, and print one table; exit 1 on any gap."""
+    module = import_extra("freehold.model_check.verify", "check")
+    report_module = import_extra("freehold.model_check.report", "check")
+    if depth not in module.DEPTHS:
+        raise InvalidInput(f"depth {depth!r} is unknown: choose one of {', '.join(module.DEPTHS)}")
+    with announcing() as announce:
+        report = module.Verification(module.DEPTHS[depth], announce).run()
+    if as_json:
+        typer.echo(json.dumps(report.as_dict(), indent=2))
+    else:
+        report_module.show(report, Console(width=None if Console().is_terminal else 160))
+    if not report.holds:
+        raise typer.Exit(1)
+
+
+@app.command()
+def fuzz(
+    seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="How long.")] = 60.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Start here; default: a fresh one.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Where failures are kept.")] = Path(".freehold/fuzz"),
+    replay: Annotated[Path | None, typer.Option("--replay", help="Run a kept failure again.")] = None,
+) -> None:
+    """Drive the real scheduler with fresh seeds; keep each failure shrunk, as a trace and a program to replay."""
+    module = import_extra("freehold.model_check.fuzz", "check")
+    if replay is not None:
+        violation = module.replay(replay).violation
+        typer.echo(str(violation) if violation else "the program breaks no rule any more")
+        raise typer.Exit(1 if violation else 0)
+    first = secrets.randbelow(1 << 31) if seed is None else seed
+    with announcing() as announce:
+        found = module.fuzz(seconds, first, out, lambda report: announce(_so_far(report)))
+    typer.echo(_so_far(found))
+    for failure in found.failures:
+        typer.echo(f"\n{failure.violation}\n  trace    {failure.trace}\n  replay   {failure.replay}")
+    if found.failures:
+        raise typer.Exit(1)
+
+
+def _so_far(report: Any) -> str:
+    return (
+        f"seed {report.first_seed} and {report.seeds - 1} more: {report.examples:,} programs, {report.steps:,} engine "
+        f"steps, {report.events:,} events, {len(report.failures)} failures, {report.seconds:.0f} s"
+    )
+
+
+@app.command()
+def bench(
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens to generate a request.")] = 48,
+) -> None:
+    """Tokens per second beside transformers' generate; cost of the scheduler and the monitor."""
+    module = import_extra("freehold.model_check.bench", "check")
+    console = Console(width=None if Console().is_terminal else 120)
+    warning = module.busy_machine()
+    if warning:
+        console.print(f"[yellow]{warning}[/]")
+    with announcing() as announce:
+        costs = module.step_costs()
+        rates = module.text_rates(new_tokens, announce=announce)
+    table = Table("dtype", "concurrent", "freehold tok/s", "transformers generate tok/s", "ratio", title="SmolLM2-135M")
+    for r in rates:
+        table.add_row(r.dtype, str(r.concurrent), f"{r.engine:.1f}", f"{r.generate:.1f}", f"{r.ratio:.2f}")
+    console.print(table)
+    table = Table("running", "µs a request and step", "with the monitor", "ratio", title="Scheduler, no model")
+    for c in costs:
+        ratio = c.monitor_on / c.monitor_off
+        table.add_row(str(c.running), f"{c.monitor_off:.1f}", f"{c.monitor_on:.1f}", f"{ratio:.1f}")
+    console.print(table)
+
+
+@app.command()
+def explore(
+    scope: Annotated[str, typer.Option("--scope", help="A named scope; an unknown name lists them.")] = "tiny",
+    symmetry: Annotated[bool, typer.Option("--symmetry/--plain", help="Search each orbit once.")] = True,
+    budget: Annotated[int, typer.Option("--budget", min=1, help="Stop at so many states.")] = 20_000_000,
+) -> None:
+    """Search a scope of the law exhaustively; exit 1 with the shortest trace when a rule can be broken."""
+    module = import_extra("freehold.model_check.explore", "check")
+    law = import_extra("freehold.spec.law", "check").law
+    with announcing() as announce:
+        found = module.explore(
+            law,
+            scope,
+            symmetry=module.Symmetry.SORTED if symmetry else module.Symmetry.NONE,
+            budget=budget,
+            progress=lambda p: announce(f"depth {p.depth}: {p.distinct:,} states, {p.frontier:,} new"),
+        )
+    closed = "every reachable state was seen" if found.closed else "not closed"
+    typer.echo(
+        f"{found.name}: {found.distinct:,} states standing for {found.orbits_total:,}, {found.generated:,} steps, "
+        f"depth {found.depth}, {found.states_per_second:,.0f} states/s; {closed}"
+    )
+    if found.violation is not None:
+        typer.echo(str(found.violation))
+        raise typer.Exit(1)
+
+
+@app.command("law")
+def show_law() -> None:
+    """Print the law as Markdown: state, invariants, events, operations, contracts, witnesses."""
+    from freehold.spec.law import law
+    from freehold.spec.text import markdown
+
+    typer.echo(markdown(law))
+
+
+@app.command("gpu-check")
+def gpu_check() -> None:
+    """On a GPU: kernels against their references, engine tokens against the CPU's; exit 3 where there is none."""
+    module = import_extra("freehold.model_check.gpu_check", "check")
+    raise typer.Exit(module.main())

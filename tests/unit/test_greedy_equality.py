@@ -1,0 +1,111 @@
+"""Greedy output equals transformers' `generate` on the same real weights, token for token, however it is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from freehold.impl.engine import Engine, EngineConfig
+from freehold.impl.execution.model_runner import ModelRunner
+from freehold.impl.execution.weights import LoadedModel, load_model
+from freehold.impl.scheduling.request import Request
+from freehold.impl.scheduling.scheduler import Scheduler
+from freehold.model_check.serving_run import reference
+
+NEW_TOKENS = 10
+PREFIX = "The following is a list of short facts about the sea, the sky and the animals that live in them. "
+TEXTS = (
+    "Hello", "The capital of France is", "1, 2, 3, 4,", "def add(a, b):\n    return", "Water boils at",
+    "Once upon a time",
+    "Roses are red,", "The largest planet is", "E = m", "To be or not to be,", "The quick brown fox", "import numpy as",
+    "In the beginning", "A triangle has", "The opposite of hot is", "Monday, Tuesday,", "She sells sea shells",
+    PREFIX + "Whales are", PREFIX + "Gulls are", PREFIX + "Clouds are made of",
+    PREFIX * 3 + "The moon", PREFIX * 3 + "The tide",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scene:
+    loaded: LoadedModel
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+    def engine(self, page_size: int, **sizes: int) -> Engine:
+        defaults = {"num_pages": 1024 // page_size, "max_context_tokens": 128, "max_running": 32, "chunk_tokens": 512}
+        config = EngineConfig(page_size=page_size, **{**defaults, **sizes})  # type: ignore[arg-type]
+        pages = config.num_pages + 1
+        return Engine(config, lambda table: ModelRunner(self.loaded.model, table, num_pages=pages, page_size=page_size))
+
+    def submit(self, engine: Engine) -> list[Request]:
+        stops = sorted(self.loaded.eos_token_ids)
+        return [engine.submit(p, max_new_tokens=NEW_TOKENS, stop_ids=stops) for p in self.prompts]
+
+    def check(self, requests: list[Request]) -> None:
+        for text, request, expected in zip(TEXTS, requests, self.expected, strict=True):
+            assert request.output == expected, text
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    loaded = load_model(dtype=torch.float32)
+    prompts = [[int(t) for t in loaded.tokenizer(t, add_special_tokens=False)["input_ids"]] for t in TEXTS]
+    return Scene(loaded, prompts, [reference(loaded, p, NEW_TOKENS) for p in prompts])
+
+
+def test_there_are_enough_prompts_of_mixed_length(scene: Scene) -> None:
+    lengths = [len(p) for p in scene.prompts]
+    assert len(lengths) >= 20
+    assert min(lengths) < 3
+    assert max(lengths) > 60
+
+
+def test_alone(scene: Scene) -> None:
+    requests = []
+    for prompt in scene.prompts:
+        engine = scene.engine(page_size=16)
+        requests.append(engine.submit(prompt, max_new_tokens=NEW_TOKENS, stop_ids=sorted(scene.loaded.eos_token_ids)))
+        engine.run_until_idle()
+    scene.check(requests)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_batched(scene: Scene, page_size: int) -> None:
+    engine = scene.engine(page_size)
+    requests = scene.submit(engine)
+    engine.run_until_idle()
+    scene.check(requests)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_batched_with_prefix_hits(scene: Scene, page_size: int) -> None:
+    engine = scene.engine(page_size)
+    scene.submit(engine)
+    engine.run_until_idle()
+    assert engine.observe().relations["in_tree"]
+    before = engine.scheduler.cache.match(torch.tensor(scene.prompts[-1][:-1], dtype=torch.int32).numpy())
+    assert before.matched_tokens >= len(scene.prompts[-1]) // page_size * page_size - page_size
+    requests = scene.submit(engine)
+    engine.run_until_idle()
+    scene.check(requests)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_chunked_prefill(scene: Scene, page_size: int) -> None:
+    engine = scene.engine(page_size, chunk_tokens=7)
+    requests = scene.submit(engine)
+    engine.run_until_idle()
+    scene.check(requests)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_retracted_and_computed_again(scene: Scene, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    retracted: list[str] = []
+    retract = Scheduler._retract
+    monkeypatch.setattr(Scheduler, "_retract", lambda self, r: (retracted.append(r.id), retract(self, r))[1])
+    engine = scene.engine(page_size, num_pages=192 // page_size, max_running=8)
+    requests = scene.submit(engine)
+    engine.run_until_idle()
+    assert retracted
+    scene.check(requests)
