@@ -39,7 +39,7 @@ lint: $(STAMP)  ## ruff, mypy --strict, import rules
 	@long=$$(git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 500'); \
 	 if [ -n "$$long" ]; then echo "over 500 lines: $$long"; exit 1; fi
 
-serve: $(STAMP)  ## an OpenAI-style server with SmolLM2 on 127.0.0.1:30000
+serve: $(STAMP)  ## an OpenAI-style server with SmolLM2 on 127.0.0.1:8000
 	$(BIN)/freehold serve
 
 fuzz: $(STAMP)  ## drive the real scheduler with fresh seeds for SECONDS (60); failures are kept, shrunk
