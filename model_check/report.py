@@ -86,7 +86,7 @@ def _main_table(rows: Sequence[Row]) -> Table:
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for row in rows:
-        verdict = "[green]holds[/]" if row.holds else f"[bold red]{len(row.gaps)} gaps[/]"
+        verdict = "[green]holds[/]" if row.holds else f"[bold red]{len(row.gaps)} gap{'s' * (len(row.gaps) > 1)}[/]"
         table.add_row(row.instrument, row.kind, row.covered, row.figure, f"{row.seconds:.0f} s", verdict)
     return table
 

@@ -117,7 +117,7 @@ class Verification:
             seen = Counter(p for c in caught_ones for p in c.by).most_common(2)
             who = ", ".join(name for name, _ in seen)
             self.report.planted.append(
-                Planted("law", f"{event}: {len(caught_ones)} guards or effects dropped", f"Z3: {who}", "1 event")
+                Planted("law", f"{event}: a guard or an effect dropped, {len(caught_ones)} of them", f"Z3: {who}", "1")
             )
         covered = "every guard clause and effect of every event, every precondition of an operation, dropped"
         figure = f"{len(found.faults) - len(found.survivors)} of {len(found.faults)} caught"
@@ -173,7 +173,7 @@ class Verification:
     def _explore(self, symmetry: Symmetry) -> Result:
         return explore(
             law, self.depth.scope, symmetry=symmetry,
-            progress=lambda p: self.announce(f"exhaustive search ({symmetry}): depth {p.depth}, {p.distinct:,} states"),
+            progress=lambda p: self.announce(f"exhaustive search, symmetry {symmetry}: depth {p.depth}, {p.distinct:,} states"),
         )  # fmt: skip
 
     def readings(self) -> Row:
