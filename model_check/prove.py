@@ -6,7 +6,6 @@ Z3 is limited by `rlimit`, which counts its work and not the time, so that a ver
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import time
 from collections import Counter
@@ -31,6 +30,7 @@ class Proved:
     """One obligation's verdicts, a seed each."""
 
     kind: str
+    subject: str
     name: str
     page_size: int
     verdicts: tuple[str, ...]
@@ -72,11 +72,11 @@ def discharge(page_size: int, seeds: Sequence[int], subjects: Sequence[str]) -> 
     """The obligations of some subjects at one page size."""
     found = []
     obligations = Obligations(reading(page_size), law)
-    for obligation in itertools.chain.from_iterable(obligations.of(s) for s in subjects):
+    for subject, obligation in ((s, o) for s in subjects for o in obligations.of(s)):
         started = time.perf_counter()
         verdicts = tuple(ask(obligation, seed) for seed in seeds)
         spent = time.perf_counter() - started
-        found.append(Proved(obligation.kind, obligation.name, page_size, verdicts, spent))
+        found.append(Proved(obligation.kind, subject, obligation.name, page_size, verdicts, spent))
     return found
 
 

@@ -15,7 +15,7 @@ import z3
 
 from freehold.model_check.obligations import Obligation, Obligations
 from freehold.model_check.smt import Smt, View
-from freehold.model_check.steps import ReadingsDisagree
+from freehold.model_check.steps import ReadingsDisagree, call
 from freehold.spec import concrete
 from freehold.spec.language import Clause, Law
 from freehold.spec.terms import Element, IntVar, Param, SetOf
@@ -34,6 +34,36 @@ class Counterexample:
     before: concrete.State
     parameters: dict[str, Any]
     after: concrete.State
+
+    def __str__(self) -> str:
+        before, after = facts(self.before), facts(self.after)
+        lines = [f"{call(self.subject, self.parameters)} breaks {self.property}; not necessarily reachable:"]
+        for name in before:
+            changed = "" if before[name] == after[name] else f"  ->  {after[name]}"
+            if before[name] or changed:
+                lines.append(f"  {name:10} {before[name] or '-'}{changed}")
+        return "\n".join(lines)
+
+
+def facts(state: concrete.State) -> dict[str, str]:
+    """What is true in a state, a line a symbol: tuples of a relation, values of a function."""
+    shown = {
+        name: " ".join(",".join(map(str, t)) if len(t) > 1 else str(t[0]) for t in sorted(tuples))
+        for name, tuples in state.relations.items()
+    }
+    for name, values in state.functions.items():
+        shown[name] = " ".join(f"{x}:{value}" for x, value in sorted(values.items()) if value)
+    return shown
+
+
+def explain(law: Law, subject: str, name: str) -> str:
+    """The counterexample of an obligation by its name, or a word that the scope has none."""
+    refuter = Refuter(law)
+    for obligation in refuter.obligations.of(subject):
+        if obligation.name == name:
+            found = refuter.refute(obligation)
+            return str(found) if found is not None else f"{name}: no counterexample among {dict(refuter.scope)}"
+    raise KeyError(name)
 
 
 @dataclass(slots=True)

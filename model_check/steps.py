@@ -24,12 +24,12 @@ class Taken:
     events: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return _call(self.operation, self.arguments)
+        return call(self.operation, self.arguments)
 
 
 def taken(operation: Operation, env: Mapping[Param, Any], events: Iterable[tuple[Action, concrete.Env]] = ()) -> Taken:
     """An operation as it was taken."""
-    calls = tuple(_call(a.name, {p.name: v for p, v in e.items()}) for a, e in events)
+    calls = tuple(call(a.name, {p.name: v for p, v in e.items()}) for a, e in events)
     return Taken(operation.name, {p.name: v for p, v in env.items()}, calls)
 
 
@@ -38,7 +38,8 @@ def listing(trace: Iterable[Taken]) -> str:
     return "\n".join(f"  {i}. {step}\n       {' · '.join(step.events)}" for i, step in enumerate(trace, start=1))
 
 
-def _call(name: str, arguments: Mapping[str, Any]) -> str:
+def call(name: str, arguments: Mapping[str, Any]) -> str:
+    """`name(k=0, pages={1,2})`."""
     return f"{name}({', '.join(f'{n}={_show(v)}' for n, v in arguments.items())})"
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from freehold.model_check import contracts, corrupt, engine_faults, mutate, prove, refinement, serving_run
 from freehold.model_check.explore import Result, Symmetry, explore
 from freehold.model_check.explore_concrete import explore_concrete
+from freehold.model_check.refute import explain
 from freehold.model_check.report import Planted, Report, Row
 from freehold.model_check.scopes import SCOPES, scope
 from freehold.model_check.search import Found, Search
@@ -41,6 +42,7 @@ DEPTHS: Mapping[str, Depth] = {
 }
 
 
+EXPLAINED = 3  # unproved obligations whose counterexample is printed
 # Scopes that both the vector and the concrete reading can reach to the end.
 COMPARED = (
     (
@@ -95,6 +97,7 @@ class Verification:
         found = prove.prove(self.depth.seeds, progress=self._share("proof"))
         count = found.count()
         gaps = [f"{r.name} (page size {r.page_size}): {', '.join(r.verdicts)}" for r in found.failures]
+        self.report.notes += [explain(law, r.subject, r.name) for r in found.failures[:EXPLAINED]]
         covered = (
             f"{len(law.actions)} events, {len(law.operations)} operations, {len(law.invariants)} invariants, "
             f"{len(law.contracts)} contracts; any number of pages and requests"
@@ -173,7 +176,7 @@ class Verification:
     def _explore(self, symmetry: Symmetry) -> Result:
         return explore(
             law, self.depth.scope, symmetry=symmetry,
-            progress=lambda p: self.announce(f"exhaustive search, symmetry {symmetry}: depth {p.depth}, {p.distinct:,} states"),
+            progress=lambda p: self.announce(f"symmetry {symmetry}: depth {p.depth}, {p.distinct:,} states"),
         )  # fmt: skip
 
     def readings(self) -> Row:

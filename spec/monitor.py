@@ -102,12 +102,16 @@ class Monitor:
         return self._single(event, "place", r, int(q))
 
     def _mark(self, event: Event, kind: str) -> Verdict | None:
-        groups = ("step",) if kind == "step" else ("step", "always", "quiescent")
-        if kind == "quiescent" and any(self.compiled.values["place"].values()):
+        broken = self.compiled.settle()
+        if broken is not None:
+            return self._broken_invariant(event, broken)
+        if kind == "step":
+            return None
+        if any(self.compiled.values["place"].values()):
             busy = [r for r, q in self.compiled.values["place"].items() if q]
             text = "every request is out"
             return Verdict("quiescent mark", text, event.number, str(event), "order", f"request {busy[0]}", ())
-        return self._invariants(event, groups)
+        return self._invariants(event, ("always", "step", "quiescent"))
 
     def _observe(self, event: Event, state: Mapping[str, Any]) -> Verdict | None:
         return compare(event, state, self.compiled) or self._invariants(event, ("always", "step"))
@@ -115,9 +119,12 @@ class Monitor:
     def _invariants(self, event: Event, groups: Sequence[str]) -> Verdict | None:
         for name, prop in law.invariants.items():
             if prop.group in groups and not self.compiled.properties[name]():
-                state = self.compiled.state()
-                return describe(name, prop.doc, event, prop.term, falsifier(prop.term, {}, state), {}, state)
+                return self._broken_invariant(event, name)
         return None
+
+    def _broken_invariant(self, event: Event, name: str) -> Verdict:
+        prop, state = law.invariants[name], self.compiled.state()
+        return describe(name, prop.doc, event, prop.term, falsifier(prop.term, {}, state), {}, state)
 
     def _broken_clause(self, event: Event, action: Action, number: int, args: Sequence[Any]) -> Verdict:
         clause = action.guard[number]

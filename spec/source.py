@@ -3,6 +3,9 @@
 Each guard clause, update and property becomes one Python expression. A binary relation is kept twice, by its first and
 by its second place, so that `no(Record, lambda k: locks(k, p))` is one dictionary look-up; a quantifier ranges over
 the smallest relation that binds its variables and over a whole sort only where nothing else does.
+
+Step invariants are also compiled for one element at a time. Every fact in them mentions a record, a request or a
+session that the invariant quantifies over, so it can only have become false for one that some update has touched.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freehold.spec import concrete
-from freehold.spec.language import Action, Law
+from freehold.spec.language import Action, Law, Property
 from freehold.spec.terms import (
     And,
     Apply,
@@ -24,19 +27,24 @@ from freehold.spec.terms import (
     Constant,
     Element,
     Formula,
+    Function,
     Int,
     IntVar,
+    LawError,
     Literal_,
     Not,
     Or,
     Param,
     Quantified,
+    Relation,
     Same,
     SetOf,
-)  # fmt: skip
+    Sort,
+)
 
 Names = Mapping[Param, str]
 EMPTY: frozenset[Any] = frozenset()
+TRACKED = ("Record", "Request", "Session")
 
 
 @dataclass(slots=True)
@@ -81,6 +89,7 @@ class Compiler:
     def __init__(self, law: Law, constants: Mapping[str, int]) -> None:
         self.law = law
         self.constants = constants
+        self.watched = {s for p in law.invariants.values() if p.group == "step" for s in symbols(p.term)}
         self._fresh = 0
 
     def number(self, term: Int, names: Names) -> str:
@@ -151,6 +160,8 @@ class Compiler:
             text += [f"if {self.formula(c, known)}" for c in ready]
             rest = [c for c in rest if all(c is not r for r in ready)]
             if not open_:
+                if bound and text[0].startswith("if"):  # a condition on nothing that is bound: a `for` comes first
+                    text.insert(0, "for _ in (None,)")
                 return " ".join(text), known
             text.append(self._generator(rest, open_, known))
 
@@ -228,11 +239,63 @@ class Compiler:
                     row = ", ".join(known[a] for a in args)
                     # Conditions of all updates read the old state, so the tuples are listed before any is written.
                     lines.append(f"    t{number} = [({row},) {loops}]" if bound else _single(number, row, loops))
-                    writes.append(_write(of.name, len(args), number, gains))
+                    writes.append(self._write(of, number, gains))
                 case Assign(of, arg, value):
                     lines.append(f"    t{number} = {self.number(value, names)}")
-                    writes.append(f"    {of.name}_fn[{names[arg]}] = t{number}")
+                    writes += self._assign(of, names[arg], number)
         return "\n".join([*lines, *writes, "    return -1"])
+
+    def _write(self, of: Relation, number: int, gains: bool) -> str:
+        places = "xy"[: len(of.sorts)]
+        if len(places) == 1:
+            write = f"{of.name}.{'add' if gains else 'discard'}(x)"
+        else:
+            write = f"{of.name}_pairs.{'add' if gains else 'drop'}(x, y)"
+        touches = [self._touch(of.name, s, p) for s, p in zip(of.sorts, places, strict=True)]
+        return f"    for {', '.join(places)}, in t{number}: {'; '.join([write, *filter(None, touches)])}"
+
+    def _assign(self, of: Function, arg: str, number: int) -> list[str]:
+        """0 is what a function is anyway, so nothing is kept for it: a finished request leaves nothing behind."""
+        touch = self._touch(of.name, of.sort, arg)
+        return [
+            f"    if t{number}: {of.name}_fn[{arg}] = t{number}",
+            f"    else: {of.name}_fn.pop({arg}, None)",
+            *([f"    {touch}"] if touch else []),
+        ]
+
+    def _touch(self, symbol: str, sort: Sort, element: str) -> str:
+        """Note that a fact about the element changed, if a step invariant could mind."""
+        wanted = symbol in self.watched and sort.__name__ in TRACKED
+        return f"touched_{symbol}_{sort.__name__}.add({element})" if wanted else ""
+
+    def instances(self, prop: Property) -> dict[str, list[str]]:
+        """For each tracked sort, functions of one element: whether the invariant holds of it, in each of its roles."""
+        found: dict[str, list[str]] = {}
+        for part in prop.term.parts if isinstance(prop.term, And) else (prop.term,):
+            if not isinstance(part, Quantified) or part.kind != "forall":
+                raise LawError(f"{prop.name} has to say something of all elements of some sorts")
+            tracked = {id(v): v for v in part.bound if type(v).__name__ in TRACKED}
+            if not self._anchored(part.body, tracked):
+                raise LawError(f"{prop.name} has a fact without any {', '.join(TRACKED)} that it quantifies over")
+            for v in tracked.values():
+                rest = [b for b in part.bound if b is not v]
+                loops, _ = self.loops(rest, flatten(part.body, negated=True), {v: "x"})
+                broken = f"any(True {loops})" if rest else loops.removeprefix("if ").replace(" if ", " and ")
+                found.setdefault(type(v).__name__, []).append(f"lambda x: not ({broken})")
+        return found
+
+    def _anchored(self, term: object, tracked: Mapping[int, Element]) -> bool:
+        """Whether each fact of a formula mentions one of the tracked variables."""
+        match term:
+            case And(parts) | Or(parts):
+                return all(self._anchored(p, tracked) for p in parts)
+            case Not(body) | Quantified(_, _, body):
+                return self._anchored(body, tracked)
+            case Compare(_, left, right) | Arith(_, left, right):
+                return self._anchored(left, tracked) and self._anchored(right, tracked)
+            case Atom() | Apply():
+                return self._mentions(term, tracked)
+        return True
 
 
 def _single(number: int, row: str, loops: str) -> str:
@@ -240,11 +303,18 @@ def _single(number: int, row: str, loops: str) -> str:
     return f"    t{number} = [({row},)]" if not condition else f"    t{number} = [({row},)] if {condition} else []"
 
 
-def _write(name: str, arity: int, number: int, gains: bool) -> str:
-    if arity == 1:
-        method = "add" if gains else "discard"
-        return f"    for x, in t{number}: {name}.{method}(x)"
-    return f"    for x, y in t{number}: {name}_pairs.{'add' if gains else 'drop'}(x, y)"
+def symbols(term: object) -> set[str]:
+    """The relations and functions that a formula mentions."""
+    match term:
+        case And(parts) | Or(parts):
+            return {s for p in parts for s in symbols(p)}
+        case Not(body) | Quantified(_, _, body):
+            return symbols(body)
+        case Compare(_, left, right) | Arith(_, left, right):
+            return symbols(left) | symbols(right)
+        case Atom(of) | Apply(of):
+            return {of.name}
+    return set()
 
 
 class Compiled:
@@ -268,6 +338,8 @@ class Compiled:
                 scope[f"{name}_by_second"] = pairs.by_second
         scope |= {f"{name}_fn": values for name, values in self.values.items()}
         compiler = Compiler(law, self.constants)
+        self.touched: dict[tuple[str, str], set[Any]] = {(s, t): set() for s in compiler.watched for t in TRACKED}
+        scope |= {f"touched_{symbol}_{sort}": elements for (symbol, sort), elements in self.touched.items()}
         self.source = "\n\n\n".join(
             [compiler.action(a) for a in law.actions.values()]
             + [f"def holds_{n}():\n    return {compiler.formula(p.term, {})}" for n, p in law.invariants.items()]
@@ -275,6 +347,40 @@ class Compiled:
         exec(compile(self.source, f"<{law.name}>", "exec"), scope)
         self.actions: dict[str, Callable[..., int]] = {n: scope[n] for n in law.actions}
         self.properties: dict[str, Callable[[], bool]] = {n: scope[f"holds_{n}"] for n in law.invariants}
+        self._instances: dict[tuple[str, str], list[tuple[str, Callable[[Any], bool]]]] = {t: [] for t in self.touched}
+        for name, prop in law.invariants.items():
+            if prop.group == "step":
+                for sort, texts in compiler.instances(prop).items():
+                    checks = [(name, eval(text, scope)) for text in texts]
+                    for symbol in symbols(prop.term):
+                        self._instances[symbol, sort] += checks
+
+    def settle(self) -> str | None:
+        """A step invariant that an update since the last call has broken, or None; then nothing counts as touched.
+
+        What no relation and no function speaks of any more is forgotten, so that a long log needs no more room.
+        """
+        for fact, elements in self.touched.items():
+            for x in elements:
+                for name, holds in self._instances[fact]:
+                    if not holds(x):
+                        return name
+        for (_, sort), elements in self.touched.items():
+            for x in elements:
+                if not self._speaks_of(sort, x):
+                    self.universe[sort].pop(x, None)
+            elements.clear()
+        return None
+
+    def _speaks_of(self, sort: str, x: Any) -> bool:
+        for name, relation in self.law.relations.items():
+            pairs = self.pairs.get(name)
+            for place, s in enumerate(relation.sorts):
+                if s.__name__ == sort:
+                    facts = self.sets[name] if pairs is None else pairs.by_second if place else pairs.by_first
+                    if x in facts:
+                        return True
+        return any(x in self.values[name] for name, f in self.law.functions.items() if f.sort.__name__ == sort)
 
     def state(self) -> concrete.State:
         """The same state for the concrete reading."""
@@ -285,7 +391,9 @@ class Compiled:
         return concrete.State(universe, self.constants, relations, {n: dict(v) for n, v in self.values.items()})
 
     def load(self, state: concrete.State) -> None:
-        """Take over a concrete state."""
+        """Take over a concrete state; nothing in it counts as touched."""
+        for touched in self.touched.values():
+            touched.clear()
         for name, xs in self.sets.items():
             xs.clear()
             xs.update(x for (x,) in state.relations[name])
@@ -296,7 +404,7 @@ class Compiled:
                 pairs.add(a, b)
         for name, values in self.values.items():
             values.clear()
-            values.update(state.functions[name])
+            values.update({x: value for x, value in state.functions[name].items() if value})
         for sort, elements in state.universe.items():
             self.universe[sort.__name__].clear()
             self.universe[sort.__name__].update(dict.fromkeys(elements))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from freehold.spec import concrete
-from freehold.spec.language import Action, Law
+from freehold.spec.language import Action, Law, Operation
 from freehold.spec.terms import IntVar, Param, SetOf
 
 SCOPE = {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 1}
@@ -26,7 +26,7 @@ def random_state(law: Law, rng: random.Random) -> concrete.State:
     return state
 
 
-def random_arguments(action: Action, state: concrete.State, rng: random.Random) -> Mapping[Param, Any]:
+def random_values(of: Action | Operation, state: concrete.State, rng: random.Random) -> Mapping[Param, Any]:
     def value(param: Param) -> Any:
         if isinstance(param, IntVar):
             return rng.randrange(6)
@@ -34,4 +34,4 @@ def random_arguments(action: Action, state: concrete.State, rng: random.Random) 
             return frozenset(x for x in state.universe[param.sort] if rng.random() < 0.4)
         return rng.choice(state.universe[type(param)])
 
-    return {p: value(p) for p in action.params}
+    return {p: value(p) for p in of.params}

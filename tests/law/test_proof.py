@@ -11,7 +11,7 @@ from freehold.model_check.corrupt import ablate
 from freehold.model_check.mutate import catch, faults
 from freehold.model_check.obligations import Obligations
 from freehold.model_check.prove import ask, reading
-from freehold.model_check.refute import Refuter
+from freehold.model_check.refute import Refuter, explain
 from freehold.model_check.search import Found, Nothing, Search
 from freehold.model_check.steps import ReadingsDisagree
 from freehold.spec import concrete
@@ -56,6 +56,16 @@ def test_a_dropped_guard_is_refuted_by_a_state_that_replays(action: str, clause:
     (example,) = (e for e in map(refuter.refute, questions) if e is not None and e.property == prop)
     assert concrete.holds(law.invariants[prop].term, {}, example.before)
     assert not concrete.holds(law.invariants[prop].term, {}, example.after)
+
+
+def test_a_counterexample_is_printed_as_a_state_before_and_after() -> None:
+    changed = without("evict", "no record locks the page")
+    text = explain(changed, "evict", "evict keeps locked_page_is_in_tree")
+    assert text.startswith("evict(p=")
+    assert "breaks locked_page_is_in_tree" in text
+    assert "in_tree" in text
+    assert "->" in text
+    assert "no counterexample" in explain(law, "evict", "evict keeps locked_page_is_in_tree")
 
 
 def test_the_unbounded_proof_does_not_go_through_without_a_guard() -> None:

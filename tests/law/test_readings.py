@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import z3
-from law.random_states import CONSTANTS, SCOPE, random_arguments, random_state
+from law.random_states import CONSTANTS, SCOPE, random_state, random_values
 
 from freehold.model_check.smt import Env, Smt, View
 from freehold.spec import concrete
+from freehold.spec.language import Clause
 from freehold.spec.law import law
 from freehold.spec.source import Compiled
 from freehold.spec.terms import IntVar, SetOf
@@ -27,7 +30,7 @@ def test_source_and_concrete_agree(compiled: Compiled) -> None:
     for _ in range(400):
         state = random_state(law, rng)
         for action in law.actions.values():
-            env = random_arguments(action, state, rng)
+            env = random_values(action, state, rng)
             compiled.load(state)
             number = compiled.actions[action.name](*env.values())
             broken = concrete.broken_clause(action.guard, env, state)
@@ -83,7 +86,7 @@ def test_smt_and_concrete_agree() -> None:
         solver = z3.Solver()
         solver.add(*facts(smt, view, state))
         for action in law.actions.values():
-            env = random_arguments(action, state, rng)
+            env = random_values(action, state, rng)
             values = meaning(smt, env)
             for clause, said in zip(action.guard, smt.guard(action, values, view), strict=True):
                 assert entails(solver, said.expr) == concrete.holds(clause.term, env, state), said.text
@@ -115,7 +118,7 @@ def test_a_set_event_is_the_fold_of_its_single_events() -> None:
     for _ in range(3000):
         state = random_state(law, rng)
         action = law.actions[rng.choice(["acquire", "release"])]
-        env = random_arguments(action, state, rng)
+        env = random_values(action, state, rng)
         record, pages = action.params
         members = sorted(env[pages])
         whole = concrete.broken_clause(action.guard, env, state) is None
@@ -130,3 +133,46 @@ def test_a_set_event_is_the_fold_of_its_single_events() -> None:
             compared += 1
             assert single.key() == concrete.act(action, env, state).key()
     assert compared > 50
+
+
+def test_step_invariants_of_touched_elements_are_the_step_invariants() -> None:
+    """From good states, any event at all, allowed or not: looking at what it touched finds what a full look finds."""
+    rng = random.Random(4)
+    lawless = replace(law, actions={n: replace(a, guard=()) for n, a in law.actions.items()})
+    anything = Compiled(lawless, CONSTANTS, {n: range(c) for n, c in SCOPE.items()})
+    step = [name for name, prop in law.invariants.items() if prop.group == "step"]
+    outcomes = {True: 0, False: 0}
+    for state in walk(rng, 1500):
+        action = law.actions[rng.choice(list(law.actions))]
+        anything.load(state)
+        anything.actions[action.name](*random_values(action, state, rng).values())
+        broken = [name for name in step if not anything.properties[name]()]
+        found = anything.settle()
+        outcomes[found is None] += 1
+        assert (found in broken) if broken else found is None, (action.name, broken, found)
+    assert min(outcomes.values()) > 100, outcomes
+
+
+def walk(rng: random.Random, count: int) -> Iterator[concrete.State]:
+    """States at the ends of operations, along a random walk that starts anew now and then."""
+    state = concrete.initial(law, SCOPE, CONSTANTS)
+    for number in range(count):
+        if number % 60 == 0:
+            state = concrete.initial(law, SCOPE, CONSTANTS)
+        for operation in rng.sample(list(law.operations.values()), len(law.operations)):
+            outcome = concrete.operate(operation, random_values(operation, state, rng), state)
+            if not isinstance(outcome, Clause):
+                state = outcome[1]
+                break
+        yield state
+
+
+def test_nothing_is_remembered_of_what_is_over(compiled: Compiled) -> None:
+    compiled.load(concrete.initial(law, SCOPE, CONSTANTS))
+    for request in ("a", "b", "c"):
+        compiled.universe["Request"][request] = None
+        assert compiled.actions["place"](request, 1) == -1
+        assert compiled.actions["place"](request, 0) == -1
+    assert compiled.settle() is None
+    assert set(compiled.universe["Request"]) == {0, 1}
+    assert compiled.values["place"] == {}
