@@ -27,10 +27,12 @@ def compare(event: Event, observed: Mapping[str, Any], compiled: Compiled) -> Ve
     positions). A unit that has owners in the law and none in the engine, or the reverse, is told apart from one with a
     different owner.
     """
-    conflicts = observed.get("conflicts") or ()
+    conflicts = observed.get("conflicts", ())
+    if not isinstance(conflicts, list | tuple) or not all(isinstance(c, str) for c in conflicts):
+        raise BadTrace(f"event {event.number}: conflicts must be a list of sentences")
     state = compiled.state()
     if conflicts:
-        return _conflict(event, str(conflicts[0]), state)
+        return _conflict(event, conflicts[0], state)
     for name, relation in law.relations.items():
         seen = _tuples(event, relation, observed)
         missing, extra = state.relations[name] - seen, seen - state.relations[name]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from freehold.spec.events import EDGES
 from freehold.spec.law import law
@@ -226,3 +229,21 @@ def test_a_verdict_reads_as_a_sentence_each_line() -> None:
         "  unit     page 0",
         "  owners   record 1 (held by request a), claiming",
     ]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.text(max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(st.sampled_from([*law.relations, *law.functions, "conflicts"]), values)
+def test_whatever_is_observed_is_judged_or_refused(name: str, value: Any) -> None:
+    monitor = watch(*ADMIT_A, *FILL_A, ("publish", 1, 4), RUN_A)
+    honest = {"owns": [[1, 2]], "maps": [[1, 1], [1, 2]], "kv": [["a", 1]], "row_of": [[1, 1]], "row_free": [[2]],
+              "free": [[p] for p in range(3, 9)], "in_tree": [[1]], "locks": [[1, 1]]}  # fmt: skip
+    with contextlib.suppress(BadTrace):
+        monitor.emit("observe", observed(**{**honest, name: value}))
+        assert monitor.verdict is None or str(monitor.verdict)
