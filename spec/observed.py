@@ -14,9 +14,11 @@ from freehold.spec.terms import Relation
 from freehold.spec.trace import BadTrace, Event
 from freehold.spec.verdict import Kind, Verdict, holder_of, name_of, owners_of
 
-# A page's position means something only where the page is mapped or in the tree; a record's lengths while it has a row.
 _UNIT = re.compile(r"\b(page|row) (\d+)")
-GIVES_OWNER = {"free", "owns", "in_tree", "row_free", "row_of"}
+# Where the engine has a fact too many, a unit has an owner or a user too many; one too few where it lacks the fact. Of
+# locks it is the reverse: a receipt too many keeps a page for ever, one too few lets it be evicted under its user.
+OWNING = frozenset({"free", "owns", "in_tree", "row_free", "row_of", "maps", "kv", "slot_kv"})
+KEEPING = frozenset({"locks"})
 
 
 def compare(event: Event, observed: Mapping[str, Any], compiled: Compiled) -> Verdict | None:
@@ -91,5 +93,7 @@ def _difference(event: Event, relation: Relation, values: tuple[Any, ...], extra
     owners += [f"{holder_of(p, v, state)}, by its tensors" for p, v in claimants if extra]
     if relation.name in ("free", "in_tree", "row_free") and extra:
         owners.append({"in_tree": "the prefix tree"}.get(relation.name, "the free list") + ", by its tensors")
-    kind: Kind = "order" if relation.name not in GIVES_OWNER else "excess" if extra else "deficit"
+    kind: Kind = "order"
+    if relation.name in OWNING | KEEPING:
+        kind = "excess" if extra == (relation.name in OWNING) else "deficit"
     return Verdict("observe", clause, event.number, "observe", kind, unit, tuple(owners))

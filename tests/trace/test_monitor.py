@@ -167,6 +167,19 @@ def test_a_page_that_the_engine_holds_twice_is_an_excess() -> None:
     assert any(o.startswith("the free list") for o in found.owners)
 
 
+@pytest.mark.parametrize(("locks", "kind"), [([[1, 1]], "deficit"), ([], "excess")])
+def test_a_lock_too_many_is_a_deficit_and_one_too_few_an_excess(locks: list[list[int]], kind: str) -> None:
+    events = [*ADMIT_A, *FILL_A, ("publish", 1, 4), RUN_A]
+    state = {"owns": [[1, 2]], "maps": [[1, 1], [1, 2]], "kv": [["a", 1]], "row_of": [[1, 1]], "row_free": [[2]],
+             "free": [[p] for p in range(3, 9)], "in_tree": [[1]], "locks": locks}  # fmt: skip
+    if kind == "deficit":  # the events let go of everything, the engine kept the receipt
+        events += [("truncate", 1, 4), ("release", 1, [2]), ("unlock", 1, 0), *END_A]
+        state |= {"owns": [], "maps": [], "kv": [], "row_of": [], "row_free": [[1], [2]],
+                  "free": [[p] for p in range(2, 9)]}  # fmt: skip
+    found = verdict(*events, ("observe", observed(**state)))
+    assert (found.rule, found.kind, found.unit) == ("observe", kind, "page 1")
+
+
 def test_a_wrong_length_in_the_engine_is_seen() -> None:
     events = [*ADMIT_A, *FILL_A, RUN_A]
     honest = {
