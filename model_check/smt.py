@@ -39,7 +39,7 @@ from freehold.spec.terms import (
     Same,
     SetOf,
     Sort,
-)  # fmt: skip
+)
 
 Expr = Any
 Env = Mapping[Param, Any]

@@ -40,7 +40,7 @@ from freehold.spec.terms import (
     Same,
     SetOf,
     Sort,
-)  # fmt: skip
+)
 
 Tensor = torch.Tensor
 Truth: TypeAlias = Tensor | bool

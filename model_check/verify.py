@@ -148,7 +148,7 @@ class Verification:
             )
         else:
             gaps.append("the search does not find the double allocation that was planted")
-        covered = ", ".join(f"{n} {s.lower()}s" for s, n in search.scope.items())
+        covered = ", ".join(f"{n} {s.lower()}{'s' * (n > 1)}" for s, n in search.scope.items())
         figure = f"no violation within {depth} operations; planted double allocation found {shortest}"
         return Row("Z3 bounded search", "searched", covered, figure, found.seconds + example.seconds, tuple(gaps))
 

@@ -33,7 +33,7 @@ from freehold.spec.terms import (
     Same,
     SetOf,
     Sort,
-)  # fmt: skip
+)
 
 Env = Mapping[Param, Any]
 _INT_OPS: dict[str, Callable[[int, int], int]] = {

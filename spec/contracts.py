@@ -37,7 +37,7 @@ from freehold.spec.state import (
     row_of,
     slot_kv,
     turn,
-)  # fmt: skip
+)
 from freehold.spec.terms import Formula, Int, SetOf, exists, forall, next_, no
 
 contract = law.contract

@@ -42,7 +42,7 @@ from freehold.spec.state import (
     row_of,
     slot_kv,
     turn,
-)  # fmt: skip
+)
 from freehold.spec.terms import Formula, Int, Or, SetOf, exists, forall, maximum, minimum, no
 
 

@@ -37,7 +37,7 @@ from freehold.spec.state import (
     row_of,
     slot_kv,
     turn,
-)  # fmt: skip
+)
 from freehold.spec.terms import Formula, Int, exists, forall, lift, lone
 
 always, step = law.invariant("always"), law.invariant("step")

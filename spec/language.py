@@ -37,7 +37,7 @@ from freehold.spec.terms import (
     Update,
     bind,
     lift,
-)  # fmt: skip
+)
 
 Group = Literal["always", "step", "theorem", "quiescent"]
 

@@ -32,7 +32,7 @@ from freehold.spec.events import (
     unlock,
     unuse,
     use,
-)  # fmt: skip
+)
 from freehold.spec.language import Step
 from freehold.spec.state import (
     A,
@@ -52,7 +52,7 @@ from freehold.spec.state import (
     place,
     slot_kv,
     turn,
-)  # fmt: skip
+)
 from freehold.spec.terms import Formula, Int, no
 
 Steps = Iterator[tuple[Formula, str] | Step]

@@ -23,7 +23,7 @@ from freehold.spec.terms import (
     Quantified,
     Same,
     SetOf,
-)  # fmt: skip
+)
 
 _QUANTIFIERS = {"forall": "∀", "exists": "∃", "lone": "at most one", "one": "exactly one", "no": "no"}
 _COMPARE = {"<": "<", "<=": "≤", "==": "="}

@@ -34,7 +34,7 @@ from freehold.spec.state import (
     row_free,
     slot_kv,
     turn,
-)  # fmt: skip
+)
 from freehold.spec.terms import And, Formula, LawError, Not, Or, Quantified, exists
 
 

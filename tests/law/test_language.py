@@ -16,7 +16,7 @@ from freehold.spec.terms import (
     forall,
     lone,
     next_,
-)  # fmt: skip
+)
 
 
 class Thing(Element):

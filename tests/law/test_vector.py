@@ -36,7 +36,7 @@ from freehold.spec.terms import (
     next_,
     no,
     one,
-)  # fmt: skip
+)
 
 SMALL = scope("small", pages=3, rows=2, records=2, requests=2, sessions=2, page_size=2, row_width=4)
 ODD = scope("odd", pages=3, rows=1, records=2, requests=1, sessions=1, page_size=3, row_width=7)
