@@ -43,9 +43,6 @@ class Formula(Term):
         """Implication: `a >> b`."""
         return Or((Not(self), other))
 
-    def iff(self, other: Formula) -> Formula:
-        return (self >> other) & (other >> self)
-
 
 class Int(Term):
     """An integer term: linear, with the page size a literal of the scope that reads it."""
@@ -164,7 +161,7 @@ class Quantified(Formula):
     body: Formula
 
 
-TRUE, FALSE = And(()), Or(())
+TRUE = And(())
 
 
 def minimum(left: Int, right: Int) -> Int:

@@ -51,11 +51,6 @@ class KvStorage:
         """Pages of each layer, the padding page included."""
         return self.keys[0].shape[0]
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes that one token's KV takes over all layers."""
-        return sum(cache[0, 0].nbytes for cache in (*self.keys, *self.values))
-
 
 def slot_rows(cache: Tensor) -> Tensor:
     """One layer's cache as one row a slot: a view `[num_pages * page_size, kv_heads * head_dim]`."""

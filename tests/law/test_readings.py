@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from freehold.model_check.smt import Env, Smt, View
 from freehold.spec import concrete
 from freehold.spec.language import Clause
 from freehold.spec.law import law
-from freehold.spec.source import Compiled
-from freehold.spec.terms import IntVar, SetOf
+from freehold.spec.source import Compiled, Compiler
+from freehold.spec.state import Page, Record, owns
+from freehold.spec.terms import Formula, IntVar, SetOf, exists, forall, lone, no, one
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,39 @@ def meaning(smt: Smt, env: Env) -> dict[Any, Any]:
         else:
             found[param] = smt.elements[type(param)][value]
     return found
+
+
+p = Page("p")
+
+
+@pytest.mark.parametrize("kind", [forall, exists, lone, one, no])
+def test_quantifiers_and_multiplicities_agree(kind: Callable[..., Formula]) -> None:
+    """Each of them over records, for every page, in three readings."""
+    rng = random.Random(5)
+    smt, view = reading()
+    term = kind(Record, lambda k: owns(k, p))
+    source = Compiler(law, CONSTANTS).formula(term, {p: "p_"})
+    seen = set()
+    for _ in range(12):
+        state = random_state(law, rng)
+        solver = z3.Solver()
+        solver.add(*facts(smt, view, state))
+        by_first: dict[int, set[int]] = {}
+        by_second: dict[int, set[int]] = {}
+        for k, page in state.relations["owns"]:
+            by_first.setdefault(k, set()).add(page)
+            by_second.setdefault(page, set()).add(k)
+        for page in state.universe[Page]:
+            expected = concrete.holds(term, {p: page}, state)
+            said = smt.formula(term, {p: smt.elements[Page][page]}, view)
+            scope = {
+                "owns_by_first": by_first, "owns_by_second": by_second, "EMPTY": frozenset(),
+                "universe": {"Record": state.universe[Record]}, "p_": page,
+            }  # fmt: skip
+            assert entails(solver, said) == expected
+            assert eval(source, scope) == expected
+            seen.add(expected)
+    assert seen == {True, False}
 
 
 def test_smt_and_concrete_agree() -> None:
