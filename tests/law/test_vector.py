@@ -180,7 +180,12 @@ FORMULAS: dict[str, Formula] = {
     "a floor below zero": exists(Page, Record, lambda p, k: (pos(p) - A(k)) // 2 == (pos(p) - 3) // 3),
     "elements that differ": forall(Page, Page, lambda p, q: (p != q) >> ~(pos(p) == pos(q))),
     "always and never": forall(Page, lambda p: p == p) & ~exists(Page, lambda p: ~(p == p)),
-    "equivalence": forall(Record, lambda k: (A(k) <= 2).iff(exists(Page, lambda p: owns(k, p)))),
+    "equivalence": forall(
+        Record,
+        lambda k: (
+            ((A(k) <= 2) >> exists(Page, lambda p: owns(k, p))) & (exists(Page, lambda p: owns(k, p)) >> (A(k) <= 2))
+        ),
+    ),
 }
 
 
