@@ -7,6 +7,7 @@ must fail afterwards. A counterexample that does not replay is an error in a rea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,7 +128,7 @@ def read_state(smt: Smt, view: View, model: z3.ModelRef) -> concrete.State:
     relations: dict[str, set[tuple[Any, ...]]] = {}
     for name, relation in smt.law.relations.items():
         found: set[tuple[Any, ...]] = set()
-        for index in _indices([len(smt.elements[s]) for s in relation.sorts]):
+        for index in itertools.product(*(range(len(smt.elements[s])) for s in relation.sorts)):
             args = [smt.elements[s][i] for s, i in zip(relation.sorts, index, strict=True)]
             if z3.is_true(model.eval(view.relations[name](*args), model_completion=True)):
                 found.add(index)
@@ -162,11 +163,4 @@ def read_parameters(smt: Smt, env: Mapping[Param, Any], model: z3.ModelRef) -> d
                     i for i, x in enumerate(smt.elements[type(param)])
                     if z3.is_true(model.eval(value == x, model_completion=True))
                 )  # fmt: skip
-    return found
-
-
-def _indices(sizes: list[int]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
-    for size in sizes:
-        found = [(*index, i) for index in found for i in range(size)]
     return found

@@ -7,8 +7,9 @@ found is replayed by the concrete reading and comes back as named operations and
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,7 +135,7 @@ class Search:
         equal: list[Expr] = []
         for name, relation in self.law.relations.items():
             value = then.relations[name]
-            for args in _tuples([self.smt.elements[s] for s in relation.sorts]):
+            for args in itertools.product(*(self.smt.elements[s] for s in relation.sorts)):
                 equal.append(after.relations[name](*args) == value(*args))
         for name, function in self.law.functions.items():
             number = then.functions[name]
@@ -154,10 +155,3 @@ class Search:
             events, state = outcome
             trace.append(taken(operation, env, events))
         return tuple(trace), state
-
-
-def _tuples(choices: Sequence[Sequence[Expr]]) -> list[tuple[Expr, ...]]:
-    found: list[tuple[Expr, ...]] = [()]
-    for xs in choices:
-        found = [(*t, x) for t in found for x in xs]
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -56,7 +57,7 @@ def facts(smt: Smt, view: View, state: concrete.State) -> list[Any]:
     """The state, said to Z3 fact by fact."""
     said: list[Any] = list(smt.distinct())
     for name, relation in law.relations.items():
-        for index in _indices([SCOPE[s.__name__] for s in relation.sorts]):
+        for index in itertools.product(*(range(SCOPE[s.__name__]) for s in relation.sorts)):
             args = [smt.elements[s][i] for s, i in zip(relation.sorts, index, strict=True)]
             said.append(view.relations[name](*args) == (index in state.relations[name]))
     for name, function in law.functions.items():
@@ -136,13 +137,6 @@ def entails(solver: z3.Solver, goal: Any) -> bool:
     answer = solver.check(z3.Not(goal))
     assert answer != z3.unknown
     return bool(answer == z3.unsat)
-
-
-def _indices(sizes: list[int]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
-    for size in sizes:
-        found = [(*index, i) for index in found for i in range(size)]
-    return found
 
 
 def test_a_set_event_is_the_fold_of_its_single_events() -> None:
