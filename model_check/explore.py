@@ -93,12 +93,12 @@ def explore(
     within = scope_named(scope) if isinstance(scope, str) else scope
     if budget < 1 or chunk_states < 1:
         raise InvalidInput(f"a search needs a positive budget and chunk, not {budget} and {chunk_states}")
-    return _Search(law, within, grain, symmetry, budget, progress, torch.device(device), chunk_states).run()
+    return _Search(within.law(law), within, grain, symmetry, budget, progress, torch.device(device), chunk_states).run()
 
 
 def reachable(law: Law, scope: Scope, *, grain: Grain = Grain.OPERATIONS, budget: int = 100_000) -> Batch:
     """The states that a search finds first, in the order in which it finds them, until it has at least `budget`."""
-    search = _Search(law, scope, grain, Symmetry.NONE, budget, lambda _: None, torch.device("cpu"), 1 << 10)
+    search = _Search(scope.law(law), scope, grain, Symmetry.NONE, budget, lambda _: None, torch.device("cpu"), 1 << 10)
     search.run()
     return search.codec.unpack(search.known.codes(0, search.known.count))
 

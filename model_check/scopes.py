@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from freehold.spec.absent import without
 from freehold.spec.errors import InvalidInput
-from freehold.spec.state import Page, Place, Record, Request, Row, Session
+from freehold.spec.language import Law
+from freehold.spec.law import law as the_law
+from freehold.spec.state import Place
 from freehold.spec.terms import IntVar, Param, SetOf, Sort
 
 
@@ -23,7 +26,12 @@ class Scope:
             raise InvalidInput(f"scope {self.name} needs at least one of everything: {self}")
 
     def universe(self) -> dict[Sort, int]:
-        return {sort: self.sizes[sort.__name__] for sort in (Page, Row, Record, Request, Session)}
+        """The size of each sort that the scope has; a sort that it does not name is empty."""
+        return {sort: self.sizes[sort.__name__] for sort in the_law.sorts if sort.__name__ in self.sizes}
+
+    def law(self, law: Law) -> Law:
+        """The law for the sorts of this scope: the others are empty."""
+        return without(law, [s for s in law.sorts if s.__name__ not in self.sizes])
 
     @property
     def numbers(self) -> range:

@@ -30,6 +30,7 @@ from freehold.spec.terms import (
     Or,
     Param,
     Quantified,
+    Relation,
     Same,
     SetOf,
     Sort,
@@ -68,11 +69,13 @@ class State:
 
 
 def initial(law: Law, scope: Mapping[str, int], constants: Mapping[str, int]) -> State:
-    """The state in which every page and row is free and nothing else is true."""
+    """The state in which every unit is free, as the initial conditions say, and nothing else is true."""
     universe: dict[Sort, list[Any]] = {s: list(range(scope[s.__name__])) for s in law.sorts}
     relations: dict[str, set[tuple[Any, ...]]] = {name: set() for name in law.relations}
-    for name in ("free", "row_free"):
-        relations[name] = {(x,) for x in universe[law.relations[name].sorts[0]]}
+    for condition in law.initial:
+        match condition:
+            case Quantified("forall", (x,), Atom(Relation() as of, (y,))) if x is y:
+                relations[of.name] = {(e,) for e in universe[type(x)]}
     state = State(universe, dict(constants), relations, {name: {} for name in law.functions})
     if not all(holds(f, {}, state) for f in law.initial):
         raise AssertionError("the initial state does not satisfy the law's initial conditions")

@@ -161,7 +161,7 @@ class Quantified(Formula):
     body: Formula
 
 
-TRUE = And(())
+TRUE, FALSE = And(()), Or(())
 
 
 def minimum(left: Int, right: Int) -> Int:

@@ -1,0 +1,138 @@
+"""The law for an engine that lacks something: without a swa pool, without sessions, without anything in flight.
+
+A sort that an engine does not have is empty. The reading below puts that into the text once: a relation over an empty
+sort is false, a quantifier over it is decided, an event that needs an element of it cannot happen. What is left is a
+smaller law that means the same, and the searches and the monitor work on that instead of carrying empty columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from freehold.spec.language import Action, Argument, Clause, Comprehension, Law, Operation, Property, Step
+from freehold.spec.terms import (
+    FALSE,
+    TRUE,
+    And,
+    Atom,
+    Change,
+    Element,
+    Formula,
+    Not,
+    Or,
+    Param,
+    Quantified,
+    SetOf,
+    Sort,
+    Update,
+)
+
+
+def without(law: Law, sorts: Iterable[Sort]) -> Law:
+    """The law where the given sorts are empty; the law itself when there are none."""
+    gone = frozenset(sorts)
+    return _Without(gone).law(law) if gone else law
+
+
+class _Without:
+    def __init__(self, gone: frozenset[Sort]) -> None:
+        self.gone = gone
+
+    def law(self, law: Law) -> Law:
+        actions = {n: self.action(a) for n, a in law.actions.items() if self._possible(a.params)}
+        made = {n: self.operation(o, actions) for n, o in law.operations.items() if self._possible(o.params)}
+        invariants = {n: self.property(p) for n, p in law.invariants.items()}
+        invariants = {n: p for n, p in invariants.items() if p.term is not TRUE}
+        known = {id(old): invariants.get(n) for n, old in law.invariants.items()}
+        for name, p in invariants.items():
+            invariants[name] = replace(p, uses=tuple(u for u in (known[id(o)] for o in p.uses) if u is not None))
+        contracts = {n: self.property(p, actions[p.group]) for n, p in law.contracts.items() if p.group in actions}
+        witnesses = {n: self.property(p) for n, p in law.witnesses.items()}
+        return replace(
+            law,
+            sorts=[s for s in law.sorts if s not in self.gone],
+            relations={n: r for n, r in law.relations.items() if not self.gone & set(r.sorts)},
+            functions={n: f for n, f in law.functions.items() if f.sort not in self.gone},
+            actions=actions,
+            operations={n: o for n, o in made.items() if o is not None},
+            invariants=invariants,
+            contracts={n: p for n, p in contracts.items() if p.term is not TRUE},
+            witnesses={n: p for n, p in witnesses.items() if p.term is not FALSE},
+            lemmas={n: self.property(p) for n, p in law.lemmas.items() if self._possible(p.params)},
+            initial=[f for f in map(self.formula, law.initial) if f is not TRUE],
+        )
+
+    def _possible(self, params: tuple[Param, ...]) -> bool:
+        return not any(isinstance(p, Element) and type(p) in self.gone for p in params)
+
+    def _kept(self, param: Param) -> bool:
+        return not (isinstance(param, SetOf) and param.sort in self.gone)
+
+    def action(self, action: Action) -> Action:
+        guard = tuple(c for c in map(self.clause, action.guard) if c.term is not TRUE)
+        updates = tuple(u for u in map(self.update, action.updates) if u is not None)
+        return replace(action, params=tuple(filter(self._kept, action.params)), guard=guard, updates=updates)
+
+    def operation(self, operation: Operation, actions: dict[str, Action]) -> Operation | None:
+        """The operation, its steps without those that do nothing; None when a step cannot happen."""
+        if any(s.action.name not in actions for s in operation.steps):
+            return None
+        guard = tuple(c for c in map(self.clause, operation.guard) if c.term is not TRUE)
+        if any(c.term is FALSE for c in guard):
+            return None
+        steps = []
+        for step in operation.steps:
+            args = zip(step.action.params, step.args, strict=True)
+            kept = tuple(self.argument(a) for p, a in args if self._kept(p))
+            left = actions[step.action.name]
+            if left.updates or left.guard:
+                steps.append(Step(left, kept))
+        return replace(operation, guard=guard, steps=tuple(steps))
+
+    def argument(self, arg: Argument) -> Argument:
+        return Comprehension(arg.bound, self.formula(arg.where)) if isinstance(arg, Comprehension) else arg
+
+    def clause(self, clause: Clause) -> Clause:
+        return replace(clause, term=self.formula(clause.term))
+
+    def property(self, prop: Property, action: Action | None = None) -> Property:
+        params = prop.params if action is None else action.params
+        return replace(prop, term=self.formula(prop.term), params=params)
+
+    def update(self, update: Update) -> Update | None:
+        if not isinstance(update, Change):
+            return None if update.of.sort in self.gone else update
+        if self.gone & set(update.of.sorts):
+            return None
+        where = self.formula(update.where)
+        return None if where is FALSE else replace(update, where=where)
+
+    def formula(self, term: Formula) -> Formula:
+        match term:
+            case And(parts):
+                return _join(parts, self, And, TRUE, FALSE)
+            case Or(parts):
+                return _join(parts, self, Or, FALSE, TRUE)
+            case Not(body):
+                inner = self.formula(body)
+                return FALSE if inner is TRUE else TRUE if inner is FALSE else Not(inner)
+            case Atom(of, _):
+                sorts = (of.sort,) if isinstance(of, SetOf) else of.sorts
+                return FALSE if self.gone & set(sorts) else term
+            case Quantified(kind, bound, body):
+                if any(type(v) in self.gone for v in bound):
+                    return TRUE if kind in ("forall", "no", "lone") else FALSE
+                inner = self.formula(body)
+                if inner is FALSE and kind != "forall":
+                    return TRUE if kind in ("no", "lone") else FALSE
+                return TRUE if inner is TRUE and kind == "forall" else Quantified(kind, bound, inner)
+        return term
+
+
+def _join(parts: tuple[Formula, ...], reading: _Without, kind: Any, neutral: Formula, absorbing: Formula) -> Formula:
+    kept = [p for p in map(reading.formula, parts) if p is not neutral]
+    if any(p is absorbing for p in kept):
+        return absorbing
+    return neutral if not kept else kept[0] if len(kept) == 1 else kind(tuple(kept))
