@@ -24,7 +24,6 @@ from freehold.model_check.symmetry import canonical, check_supported
 from freehold.model_check.vector import Batch, Tensor, batch_of, every, everywhere, holds, some
 from freehold.spec import concrete
 from freehold.spec.errors import InvalidInput, Unsupported
-from freehold.spec.invariants import nothing_runs
 from freehold.spec.language import Law, Operation, Property
 from freehold.spec.terms import Formula
 
@@ -107,7 +106,7 @@ def invariants(law: Law, grain: Grain) -> list[tuple[Property, Formula]]:
     """What must hold in each state that a search of this grain sees; quiescent rules where nothing runs."""
     groups = ("always",) if grain is Grain.EVENTS else ("always", "step", "quiescent")
     found = [p for p in law.invariants.values() if p.group in groups]
-    return [(p, nothing_runs() >> p.term if p.group == "quiescent" else p.term) for p in found]
+    return [(p, law.idle >> p.term if p.group == "quiescent" else p.term) for p in found]
 
 
 @dataclass(slots=True)

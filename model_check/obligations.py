@@ -10,7 +10,8 @@
 | quiescent | always and step invariants, every request is out | each quiescent invariant |
 | lemma | the always invariants | from any value of the integer to the one below, and above the last |
 
-An operation's always invariants need no obligation: it is made of events.
+An operation's always invariants need no obligation: it is made of events. Nor does an invariant that mentions nothing
+that the event, or the operation, writes: what is not assigned does not change.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 import z3
 
 from freehold.model_check.smt import Env, Expr, Smt, View
-from freehold.spec.invariants import nothing_runs
 from freehold.spec.language import Action, Law, Operation, Property
+from freehold.spec.source import symbols
 from freehold.spec.terms import IntVar, Param
 
 
@@ -91,7 +92,7 @@ class Obligations:
 
     def consequences(self, group: str) -> Iterator[Obligation]:
         """A theorem follows from the invariants that it names; at quiescence all help, and nothing runs."""
-        idle = self.smt.formula(nothing_runs(), {}, self.before)
+        idle = self.smt.formula(self.law.idle, {}, self.before)
         for p in self.law.invariants.values():
             if p.group == group:
                 quiet = (*self.hypotheses, *self._of(self.step), idle)
@@ -115,7 +116,7 @@ class Obligations:
         env = self.smt.parameters(action.params)
         given = (*self.hypotheses, *self._guard(action, env), *self._instances(action.params, env))
         after = self.smt.act(action, env, self.before)
-        for p in self.always:
+        for p in _touched(self.always, action):
             yield Obligation("event", action.name, p.name, given, self.smt.formula(p.term, {}, after), env)
         for c in self.law.contracts.values():
             if c.group == action.name:
@@ -127,7 +128,7 @@ class Obligations:
         env = self.smt.parameters(operation.params)
         enabled, after = self.smt.operate(operation, env, self.before)
         given = (*self.hypotheses, *self._of(self.step), *(e.expr for e in enabled))
-        for p in self.step:
+        for p in _touched(self.step, *(s.action for s in operation.steps)):
             yield Obligation("operation", operation.name, p.name, given, self.smt.formula(p.term, {}, after), env)
 
     def _guard(self, action: Action, env: Env) -> tuple[Expr, ...]:
@@ -147,3 +148,9 @@ class Obligations:
                     numbers += [self.before.functions[f.name](v) for w, v in choice.items() if type(w) is f.sort]
                 found += [self.smt.formula(lemma.term, {**choice, number: n}, self.before) for n in numbers]
         return tuple(found)
+
+
+def _touched(properties: Sequence[Property], *actions: Action) -> Iterator[Property]:
+    """The properties that mention something that an action writes."""
+    written = {update.of.name for action in actions for update in action.updates}
+    return (p for p in properties if symbols(p.term) & written)

@@ -64,8 +64,9 @@ def ask(obligation: Obligation, seed: int, rlimit: int = RLIMIT) -> str:
 
 
 def reading(page_size: int) -> Smt:
-    """The unbounded reading: a literal page size, any row width."""
-    return Smt(law, {"page_size": page_size, "row_width": z3.Int("row_width")})
+    """The unbounded reading: a literal page size, any other constants that the initial conditions allow."""
+    rest = {name: z3.Int(name) for name in ("row_width", "window", "namespaces")}
+    return Smt(law, {"page_size": page_size, **rest})
 
 
 def discharge(page_size: int, seeds: Sequence[int], subjects: Sequence[str]) -> list[Proved]:

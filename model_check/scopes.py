@@ -22,16 +22,17 @@ class Scope:
     constants: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        if min(*self.sizes.values(), *self.constants.values()) < 1:
-            raise InvalidInput(f"scope {self.name} needs at least one of everything: {self}")
+        if min(*self.sizes.values(), *(v for n, v in self.constants.items() if n != "window")) < 1:
+            raise InvalidInput(f"scope {self.name} needs at least one of everything that it names: {self}")
 
     def universe(self) -> dict[Sort, int]:
         """The size of each sort that the scope has; a sort that it does not name is empty."""
         return {sort: self.sizes[sort.__name__] for sort in the_law.sorts if sort.__name__ in self.sizes}
 
     def law(self, law: Law) -> Law:
-        """The law for the sorts of this scope: the others are empty."""
-        return without(law, [s for s in law.sorts if s.__name__ not in self.sizes])
+        """The law for the sorts and constants of this scope: other sorts are empty."""
+        fixed = {n: v for n, v in self.constants.items() if n in ("window", "namespaces")}
+        return without(law, [s for s in law.sorts if s.__name__ not in self.sizes], fixed)
 
     @property
     def numbers(self) -> range:
@@ -59,10 +60,14 @@ def scope(
     sessions: int,
     page_size: int,
     row_width: int,
+    window: int = 0,
+    namespaces: int = 1,
+    **more: int,
 ) -> Scope:
     """A scope from its numbers."""
     sizes = {"Page": pages, "Row": rows, "Record": records, "Request": requests, "Session": sessions}
-    return Scope(name, sizes, {"page_size": page_size, "row_width": row_width})
+    constants = {"page_size": page_size, "row_width": row_width, "window": window, "namespaces": namespaces}
+    return Scope(name, sizes | {n: s for n, s in more.items() if s}, constants)
 
 
 def _named() -> Iterator[Scope]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from freehold.spec import events
 from freehold.spec.state import (
     PAGE_SIZE,
+    WINDOW,
     A,
     C,
+    E,
+    Loan,
     P,
     Page,
     Place,
@@ -18,29 +21,53 @@ from freehold.spec.state import (
     Request,
     Row,
     Session,
+    StateSlot,
+    SwaPage,
+    T,
     begin,
     ceil_to_page,
     closing,
     end,
     free,
+    held,
     in_tree,
     kv,
+    label,
     law,
+    lent,
     locks,
     maps,
     opened,
     owns,
     parent,
+    peer,
     place,
     pos,
+    reads,
     row_free,
     row_of,
+    salt,
     slot_kv,
+    spoilt,
+    state,
     turn,
+    writes,
 )
 from freehold.spec.terms import Formula, Int, SetOf, exists, forall, next_, no
 
 contract = law.contract
+
+
+def gone(p: Page) -> Formula:
+    """The page is free afterwards, or waits, if and only if something in flight touches it; no swa half is left."""
+    busy = exists(Loan, lambda o: reads(o, p) | writes(o, p))
+    return (busy >> next_(held(p))) & (~busy >> next_(free(p))) & no(SwaPage, lambda v: next_(peer(p, v)))
+
+
+def looked_back_on(k: Record) -> Formula:
+    """With a sliding window: what the next token looks back on has its swa half."""
+    seen = forall(Page, lambda p: (maps(k, p) & (C(k) < end(p) + WINDOW)) >> exists(SwaPage, lambda v: peer(p, v)))
+    return (WINDOW > 0) >> seen
 
 
 @contract(events.acquire)
@@ -51,8 +78,8 @@ def acquired_pages_are_the_records(k: Record, pages: SetOf[Page]) -> Formula:
 
 @contract(events.release)
 def released_pages_are_free(k: Record, pages: SetOf[Page]) -> Formula:
-    """Each page can be acquired again, and nothing else moved."""
-    return forall(Page, lambda p: pages(p) >> next_(free(p))) & forall(
+    """Each page can be acquired again as soon as nothing in flight touches it; no other page left the record."""
+    return forall(Page, lambda p: pages(p) >> gone(p)) & forall(
         Record, Page, lambda x, p: (owns(x, p) & ~pages(p)) >> next_(owns(x, p))
     )
 
@@ -64,6 +91,8 @@ def new_record_is_empty_and_held(r: Request, k: Record, w: Row) -> Formula:
         next_(kv(r, k))
         & next_(row_of(k, w))
         & (next_(A(k)) == 0)
+        & (next_(salt(k)) == 0)
+        & no(Loan, lambda o: next_(lent(o, k)))
         & no(Request, lambda x: kv(x, k))
         & no(Session, lambda x: slot_kv(x, k))
     )
@@ -77,9 +106,10 @@ def unbound_row_is_free(k: Record, w: Row) -> Formula:
 
 @contract(events.extend)
 def page_backs_the_next_tokens(k: Record, p: Page, a: Int) -> Formula:
-    """The page stands just behind the old room, and the room is as asked for; a request stands behind it."""
+    """The page stands just behind the old room, which is as asked for, untouched; a request stands behind it."""
     return (
         next_(maps(k, p))
+        & no(Loan, lambda o: reads(o, p) | writes(o, p))
         & (next_(A(k)) == a)
         & (next_(begin(p)) == ceil_to_page(A(k), PAGE_SIZE))
         & exists(Request, lambda r: kv(r, k))
@@ -94,8 +124,15 @@ def room_is_as_asked(k: Record, a: Int) -> Formula:
 
 @contract(events.commit)
 def written_is_as_said(k: Record, c: Int) -> Formula:
-    """More is written than before, by a request."""
-    return (next_(C(k)) == c) & (C(k) < next_(C(k))) & exists(Request, lambda r: kv(r, k))
+    """More is written than before, by a request, with all that its tokens looked back on, and no failed write."""
+    return (
+        (next_(C(k)) == c)
+        & (C(k) < next_(C(k)))
+        & ~spoilt(k)
+        & looked_back_on(k)
+        & forall(StateSlot, lambda z: state(k, z) >> (T(z) == next_(C(k))))
+        & exists(Request, lambda r: kv(r, k))
+    )
 
 
 @contract(events.truncate)
@@ -105,6 +142,10 @@ def what_stays_is_untouched(k: Record, a: Int) -> Formula:
         (next_(A(k)) == a)
         & ((C(k) <= a) >> (next_(C(k)) == C(k)))
         & ((a <= C(k)) >> (next_(C(k)) == a))
+        & ((E(k) <= a) >> (next_(E(k)) == E(k)))
+        & ((a <= C(k)) >> ~next_(spoilt(k)))
+        & ((C(k) < a) >> forall(Record, lambda x: spoilt(x) >> next_(spoilt(x))))
+        & (exists(Request, lambda r: kv(r, k)) | (a == P(k)))
         & forall(Page, lambda p: (maps(k, p) & (begin(p) < a)) >> next_(maps(k, p)))
     )
 
@@ -123,6 +164,7 @@ def prefix_is_one_page_longer(k: Record, p: Page) -> Formula:
         & (next_(P(k)) == P(k) + PAGE_SIZE)
         & ((C(k) <= end(p)) >> (next_(C(k)) == end(p)))
         & ((end(p) <= C(k)) >> (next_(C(k)) == C(k)))
+        & (label(p) == salt(k))
         & ((end(p) <= A(k)) >> (next_(A(k)) == A(k)))
         & forall(Page, lambda q: (maps(k, q) & ~(pos(p) == pos(q))) >> next_(maps(k, q)))
     )
@@ -157,8 +199,8 @@ def shorter_prefix_stays_locked(k: Record, a: Int) -> Formula:
 
 @contract(events.evict)
 def evicted_page_is_free(p: Page) -> Formula:
-    """The page can be acquired again, and nobody had it locked."""
-    return next_(free(p)) & forall(Record, lambda k: ~locks(k, p))
+    """The page can be acquired again as soon as nothing in flight touches it, and nobody had it locked."""
+    return gone(p) & forall(Record, lambda k: ~locks(k, p))
 
 
 @contract(events.transfer_to_session)
@@ -212,9 +254,11 @@ def session_is_gone(s: Session) -> Formula:
 @contract(events.place_)
 def move_is_an_edge(r: Request, q: Int) -> Formula:
     """The request is where it was sent; nobody runs without prefill or parks from the queue."""
-    enters = (place(r) == Place.WAITING) >> ((q == Place.PREFILL) | (q == Place.OUT))
+    enters = (place(r) == Place.WAITING) >> ((q == Place.PREFILL) | (q == Place.RECEIVING) | (q == Place.OUT))
+    sends = (q == Place.SENDING) >> (place(r) == Place.PREFILL)
+    receives = (q == Place.RECEIVING) >> (place(r) == Place.WAITING)
     starts = (place(r) == Place.OUT) >> (q == Place.WAITING)
-    decodes = (q == Place.RUNNING) >> (place(r) == Place.PREFILL)
+    decodes = (q == Place.RUNNING) >> ((place(r) == Place.PREFILL) | (place(r) == Place.RECEIVING))
     parks = (q == Place.PARKED) >> (place(r) == Place.PREFILL)
     resumes = (q == Place.PREFILL) >> ((place(r) == Place.WAITING) | (place(r) == Place.PARKED))
-    return (next_(place(r)) == q) & enters & starts & decodes & parks & resumes
+    return (next_(place(r)) == q) & enters & starts & decodes & parks & resumes & sends & receives

@@ -6,20 +6,36 @@ Sources: the operations of SGLang 0.5.23 and the record of its KV-decoupling ser
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from freehold.spec.language import Body
 from freehold.spec.state import (
+    FULL,
+    HOST,
+    NAMESPACES,
     PAGE_SIZE,
     ROW_WIDTH,
+    STATE,
+    SWA,
     A,
     C,
+    E,
+    HostPage,
+    Loan,
     P,
     Page,
     Place,
+    Pool,
     Record,
     Request,
     Row,
+    S,
     Session,
+    StateSlot,
+    T,
     aligned,
+    alive,
+    archive,
     begin,
     ceil_pages,
     ceil_to_page,
@@ -27,32 +43,47 @@ from freehold.spec.state import (
     empty,
     end,
     free,
+    has_row,
     holds_nothing,
     in_tree,
+    in_use,
     kv,
+    label,
     law,
+    lent,
     locks,
     maps,
+    mirror,
     opened,
+    out,
     owns,
     parent,
+    peer,
     place,
     pos,
     row_free,
     row_of,
+    salt,
     slot_kv,
+    snapshot,
+    spoilt,
+    state,
+    touches,
     turn,
+    written,
 )
-from freehold.spec.terms import Formula, Int, Or, SetOf, exists, forall, maximum, minimum, no
+from freehold.spec.terms import Change, Element, Formula, Int, Or, SetOf, exists, forall, maximum, minimum, no
 
 
-def in_use(k: Record) -> Formula:
-    """A request holds the record: nobody else may make it grow."""
-    return exists(Request, lambda r: kv(r, k))
+def give_back(pool: Pool, where: Callable[..., Formula]) -> Iterator[Change]:
+    """The units go to the free list, or wait there for the loans that touch them."""
+    yield pool.free.gains(lambda x: where(x) & no(Loan, lambda o: pool.touched(o, x)))
+    yield pool.held.gains(lambda x: where(x) & exists(Loan, lambda o: pool.touched(o, x)))
 
 
-def has_row(k: Record) -> Formula:
-    return exists(Row, lambda w: row_of(k, w))
+def give_back_one(pool: Pool, unit: Element) -> Iterator[Change]:
+    yield pool.free.add(unit, when=no(Loan, lambda o: pool.touched(o, unit)))
+    yield pool.held.add(unit, when=exists(Loan, lambda o: pool.touched(o, unit)))
 
 
 # Pages ---------------------------------------------------------------------------------------------------------------
@@ -70,11 +101,13 @@ def acquire(k: Record, pages: SetOf[Page]) -> Body:
 
 @law.action
 def release(k: Record, pages: SetOf[Page]) -> Body:
-    """Pages go from the record to the free list."""
+    """Pages go from the record to the free list, with their swa halves."""
     yield forall(Page, lambda p: pages(p) >> owns(k, p)), "the record owns each page"
     yield forall(Page, lambda p: pages(p) >> ~maps(k, p)), "no row entry keeps any of the pages"
     yield owns[k].loses(pages)
-    yield free.gains(pages)
+    yield from give_back(FULL, pages)
+    yield peer.loses(lambda p, v: pages(p) & peer(p, v))
+    yield from give_back(SWA, lambda v: exists(Page, lambda p: pages(p) & peer(p, v)))
 
 
 # Rows and lengths ----------------------------------------------------------------------------------------------------
@@ -98,8 +131,23 @@ def unbind_row(k: Record, w: Row) -> Body:
     yield row_of(k, w), "the row is the record's"
     yield no(Page, lambda p: owns(k, p)), "the record owns no page"
     yield no(Page, lambda p: locks(k, p)), "the record has no lock"
+    yield no(StateSlot, lambda z: state(k, z)), "the record has no state"
     yield row_of.drop(k, w)
     yield row_free.add(w)
+    yield lent.forget(k)
+    yield spoilt.drop(k)
+    yield salt.becomes(k, 0)
+
+
+@law.action
+def tag(k: Record, x: Int) -> Body:
+    """The content of an empty record belongs to a namespace: an adapter, a cache salt, a version of the weights."""
+    yield NAMESPACES > 1, "there is more than one namespace"
+    yield in_use(k), "a request holds the record"
+    yield has_row(k), "the record has a row"
+    yield A(k) == 0, "the record is empty"
+    yield (x >= 0) & (x < NAMESPACES), "the namespace exists"
+    yield salt.becomes(k, x)
 
 
 @law.action
@@ -108,11 +156,13 @@ def extend(k: Record, p: Page, a: Int) -> Body:
     yield owns(k, p), "the record owns the page"
     yield ~maps(k, p), "the page is not mapped yet"
     yield in_use(k), "a request holds the record"
+    yield no(Loan, lambda o: touches(o, p)), "nothing in flight touches the page"
     yield ceil_to_page(A(k), PAGE_SIZE) < a, "the new length reaches into the new page"
     yield a <= ceil_to_page(A(k), PAGE_SIZE) + PAGE_SIZE, "the new length ends inside the new page"
     yield a <= ROW_WIDTH, "the row is wide enough"
     yield maps.add(k, p)
     yield pos.becomes(p, ceil_pages(A(k), PAGE_SIZE))
+    yield label.becomes(p, salt(k))
     yield A.becomes(k, a)
 
 
@@ -132,6 +182,10 @@ def commit(k: Record, c: Int) -> Body:
     yield in_use(k), "a request holds the record"
     yield C(k) < c, "the length grows"
     yield c <= A(k), "committed tokens have a page behind them"
+    yield forall(Loan, lambda o: lent(o, k) >> (c <= S(o))), "nothing in flight still writes below the new length"
+    yield ~spoilt(k), "no write into the room has failed"
+    yield alive(k), "the window before the new tokens is alive"
+    yield forall(StateSlot, lambda z: state(k, z) >> (T(z) == c)), "the running state has seen the new tokens"
     yield C.becomes(k, c)
 
 
@@ -140,9 +194,13 @@ def truncate(k: Record, a: Int) -> Body:
     """Row entries behind `a` go; their pages stay with the record until they are released."""
     yield P(k) <= a, "the published prefix stays"
     yield a <= A(k), "the length does not grow"
+    yield in_use(k) | (a == P(k)), "only a request shortens the record, unless it is given up"
+    yield (E(k) <= a) | aligned(a), "a cut before the window is at a page border"
     yield maps[k].loses(lambda p: maps(k, p) & (begin(p) >= a))
     yield A.becomes(k, a)
     yield C.becomes(k, minimum(C(k), a))
+    yield E.becomes(k, minimum(E(k), a))
+    yield spoilt.drop(k, when=a <= C(k))
 
 
 # The prefix tree -----------------------------------------------------------------------------------------------------
@@ -164,6 +222,8 @@ def attach(k: Record, p: Page) -> Body:
     """The record's prefix continues with a locked tree page; a private page with the same tokens leaves the row."""
     yield locks(k, p), "the record locks the page"
     yield begin(p) == P(k), "the page continues the published prefix"
+    yield label(p) == salt(k), "the page has the record's namespace"
+    yield forall(Loan, lambda o: lent(o, k) >> (end(p) <= S(o))), "nothing in flight writes into the prefix"
     yield maps[k].loses(lambda q: maps(k, q) & (pos(q) == pos(p)))
     yield maps.add(k, p)
     yield P.becomes(k, end(p))
@@ -182,6 +242,7 @@ def publish(k: Record, a: Int) -> Body:
     yield owns[k].loses(lambda p: owns(k, p) & maps(k, p) & (begin(p) < a))
     yield in_tree.gains(lambda p: owns(k, p) & maps(k, p) & (begin(p) < a))
     yield locks[k].gains(lambda p: owns(k, p) & maps(k, p) & (begin(p) < a))
+    yield written.gains(lambda p: owns(k, p) & maps(k, p) & (begin(p) < a) & (end(p) <= C(k)))
     yield parent.gains(lambda p, q: owns(k, p) & maps(k, p) & (begin(p) < a) & maps(k, q) & (pos(p) == pos(q) + 1))
     yield P.becomes(k, a)
 
@@ -197,6 +258,7 @@ def unlock(k: Record, a: Int) -> Body:
     yield P.becomes(k, a)
     yield C.becomes(k, a)
     yield A.becomes(k, a)
+    yield E.becomes(k, minimum(E(k), a))
 
 
 @law.action
@@ -205,9 +267,32 @@ def evict(p: Page) -> Body:
     yield in_tree(p), "the page is in the tree"
     yield no(Record, lambda k: locks(k, p)), "no record locks the page"
     yield no(Page, lambda q: parent(q, p)), "no page comes behind it in the tree"
+    yield no(StateSlot, lambda z: snapshot(p, z)), "no state hangs on it"
+    yield no(HostPage, lambda h: mirror(p, h)), "no host copy hangs on it"
     yield in_tree.drop(p)
+    yield written.drop(p)
     yield parent[p].clear()
-    yield free.add(p)
+    yield from give_back_one(FULL, p)
+    yield peer[p].clear()
+    yield from give_back(SWA, lambda v: peer(p, v))
+
+
+@law.action
+def reset() -> Body:
+    """Flush: while nobody holds KV and nothing is in flight, the tree and its host side are emptied at once."""
+    yield no(Record, Row, lambda k, w: row_of(k, w)), "no record has a row"
+    yield no(Loan, lambda o: out(o)), "nothing is in flight"
+    yield free.gains(lambda p: in_tree(p))
+    yield in_tree.loses(lambda p: in_tree(p))
+    yield written.loses(lambda p: written(p))
+    yield parent.loses(lambda p, q: parent(p, q))
+    yield SWA.free.gains(lambda v: exists(Page, lambda p: peer(p, v)))
+    yield peer.loses(lambda p, v: peer(p, v))
+    yield STATE.free.gains(lambda z: exists(Page, lambda p: snapshot(p, z)))
+    yield snapshot.loses(lambda p, z: snapshot(p, z))
+    yield HOST.free.gains(lambda h: archive(h) | exists(Page, lambda p: mirror(p, h)))
+    yield archive.loses(lambda h: archive(h))
+    yield mirror.loses(lambda p, h: mirror(p, h))
 
 
 # Holders -------------------------------------------------------------------------------------------------------------
@@ -237,8 +322,8 @@ def transfer_to_request(s: Session, k: Record, r: Request) -> Body:
 def close(k: Record) -> Body:
     """The record is gone; its holder's `kv` is None."""
     yield ~has_row(k), "the record has no row any more"
-    yield kv.loses(lambda r, x: kv(r, x) & (x == k))
-    yield slot_kv.loses(lambda s, x: slot_kv(s, x) & (x == k))
+    yield kv.forget(k)
+    yield slot_kv.forget(k)
 
 
 @law.action
@@ -293,7 +378,10 @@ EDGES = (
     (Place.PREFILL, Place.PARKED),
     (Place.PARKED, Place.PREFILL),
     (Place.PREFILL, Place.RUNNING),
-    *((here, back) for here in (Place.PREFILL, Place.PARKED, Place.RUNNING) for back in (Place.WAITING, Place.OUT)),
+    (Place.PREFILL, Place.SENDING),
+    (Place.WAITING, Place.RECEIVING),
+    (Place.RECEIVING, Place.RUNNING),
+    *((here, back) for here in tuple(Place)[Place.PREFILL :] for back in (Place.WAITING, Place.OUT)),
 )
 
 

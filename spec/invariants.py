@@ -8,35 +8,75 @@ one from both when every request is out.
 from __future__ import annotations
 
 from freehold.spec.state import (
+    NAMESPACES,
     ROW_WIDTH,
+    WINDOW,
     A,
     C,
+    E,
+    HostPage,
+    Loan,
     P,
     Page,
     Place,
     Record,
     Request,
     Row,
+    S,
     Session,
+    StateSlot,
+    SwaPage,
+    T,
     aligned,
+    archive,
+    backup,
     begin,
+    behind,
+    claims,
     closing,
     end,
+    filling,
     free,
+    held,
+    host_free,
+    host_held,
+    host_label,
+    host_pos,
     in_tree,
     kv,
+    label,
     law,
+    lent,
     locks,
     maps,
+    mirror,
     opened,
+    out,
     owns,
     parent,
+    peer,
     place,
     pos,
+    reads,
+    rogue,
     row_free,
     row_of,
+    salt,
+    slot_free,
+    slot_held,
     slot_kv,
+    snapshot,
+    spoilt,
+    state,
+    swa_free,
+    swa_held,
+    target,
     turn,
+    uses_host,
+    uses_slot,
+    uses_swa,
+    writes,
+    written,
 )
 from freehold.spec.terms import Formula, Int, exists, forall, lift, lone
 
@@ -73,8 +113,12 @@ def page_has_one_record() -> Formula:
 
 @always
 def no_page_leaks() -> Formula:
-    """Each page is free, owned by a record, or in the tree."""
-    return forall(Page, lambda p: free(p) | in_tree(p) | exists(Record, lambda k: owns(k, p)))
+    """Each page is free, owned by a record, in the tree, or waits for or belongs to something in flight."""
+    return forall(
+        Page,
+        lambda p: free(p) | held(p) | in_tree(p) | exists(Record, lambda k: owns(k, p))
+        | exists(Loan, lambda o: target(o, p)),
+    )  # fmt: skip
 
 
 @always
@@ -288,7 +332,7 @@ def only_open_sessions_live() -> Formula:
 
 @always
 def place_exists() -> Formula:
-    """A request is in one of the five places."""
+    """A request is in one of the places that there are."""
     return forall(Request, lambda r: (place(r) >= 0) & (place(r) <= max(Place)))
 
 
@@ -335,13 +379,13 @@ def held_record_has_a_row() -> Formula:
 
 @step
 def holder_is_admitted() -> Formula:
-    """A request that holds KV is in prefill, parked or running."""
+    """A request that holds KV is in prefill or in a place behind it."""
     return forall(Request, Record, lambda r, k: kv(r, k) >> (place(r) >= Place.PREFILL))
 
 
 @step
 def admitted_request_holds() -> Formula:
-    """A request in prefill, parked or running holds KV."""
+    """A request in prefill or in a place behind it holds KV."""
     return forall(Request, lambda r: (place(r) >= Place.PREFILL) >> exists(Record, lambda k: kv(r, k)))
 
 
@@ -364,11 +408,6 @@ def kept_room_is_written() -> Formula:
 
 
 # When every request is out -------------------------------------------------------------------------------------------
-
-
-def nothing_runs() -> Formula:
-    """The guard of a quiescent mark."""
-    return forall(Request, lambda r: place(r) == Place.OUT)
 
 
 @quiescent
@@ -410,4 +449,26 @@ law.initial += [
     forall(Session, Request, lambda s, r: ~(turn(s, r) | opened(s) | closing(s))),
     forall(Record, lambda k: (P(k) == 0) & (C(k) == 0) & (A(k) == 0)),
     forall(Request, lambda r: place(r) == Place.OUT),
+    forall(Record, lambda k: ~spoilt(k) & (E(k) == 0) & (salt(k) == 0)),
+    forall(Page, lambda p: ~(held(p) | written(p) | rogue(p)) & (label(p) == 0)),
+    (lift(0) <= WINDOW) & (lift(1) <= NAMESPACES),
+    forall(SwaPage, lambda v: swa_free(v)),
+    forall(SwaPage, lambda v: ~swa_held(v)),
+    forall(Page, SwaPage, lambda p, v: ~peer(p, v)),
+    forall(StateSlot, lambda z: slot_free(z)),
+    forall(StateSlot, lambda z: ~slot_held(z) & (T(z) == 0)),
+    forall(Request, StateSlot, lambda r, z: ~claims(r, z)),
+    forall(Record, StateSlot, lambda k, z: ~state(k, z)),
+    forall(Page, StateSlot, lambda p, z: ~snapshot(p, z)),
+    forall(HostPage, lambda h: host_free(h)),
+    forall(HostPage, lambda h: ~(host_held(h) | archive(h)) & (host_pos(h) == 0) & (host_label(h) == 0)),
+    forall(Request, HostPage, lambda r, h: ~backup(r, h)),
+    forall(Page, HostPage, lambda p, h: ~mirror(p, h)),
+    forall(Loan, lambda o: ~out(o) & (S(o) == 0)),
+    forall(Loan, Page, lambda o, p: ~(reads(o, p) | writes(o, p) | target(o, p))),
+    forall(Loan, HostPage, lambda o, h: ~(filling(o, h) | uses_host(o, h))),
+    forall(Loan, SwaPage, lambda o, v: ~uses_swa(o, v)),
+    forall(Loan, StateSlot, lambda o, z: ~uses_slot(o, z)),
+    forall(Loan, Record, lambda o, k: ~lent(o, k)),
+    forall(Loan, Loan, lambda o, m: ~behind(o, m)),
 ]

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from freehold.spec.terms import (
+    TRUE,
     Assign,
     Element,
     Formula,
@@ -138,6 +139,7 @@ class Law:
     witnesses: dict[str, Property] = field(default_factory=dict)
     lemmas: dict[str, Property] = field(default_factory=dict)
     initial: list[Formula] = field(default_factory=list)
+    idle: Formula = TRUE  # when the quiescent invariants hold
 
     GROUPS: ClassVar[tuple[Group, ...]] = ("always", "step", "theorem", "quiescent")
 

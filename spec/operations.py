@@ -25,6 +25,7 @@ from freehold.spec.events import (
     place_,
     publish,
     release,
+    reset,
     transfer_to_request,
     transfer_to_session,
     truncate,
@@ -34,7 +35,10 @@ from freehold.spec.events import (
     use,
 )
 from freehold.spec.language import Step
+from freehold.spec.pools import drop_claim, drop_mirror, evict_state, release_state, unstash
 from freehold.spec.state import (
+    PAGE_SIZE,
+    WINDOW,
     A,
     C,
     P,
@@ -44,13 +48,21 @@ from freehold.spec.state import (
     Request,
     Row,
     Session,
+    StateSlot,
+    T,
+    backup,
+    claims,
     closing,
+    in_use,
     kv,
     law,
     maps,
+    mirror,
     owns,
     place,
     slot_kv,
+    snapshot,
+    state,
     turn,
 )
 from freehold.spec.terms import Formula, Int, no
@@ -60,6 +72,20 @@ Steps = Iterator[tuple[Formula, str] | Step]
 
 def _lone_turn(r: Request) -> Formula:
     return no(Session, lambda s: turn(s, r))
+
+
+def _no_claim(r: Request) -> Formula:
+    return no(StateSlot, lambda z: claims(r, z))
+
+
+def leave(r: Request) -> Steps:
+    """The request is out, and keeps nothing on the host."""
+    yield unstash(r, lambda h: backup(r, h))
+    yield place_(r, Place.OUT)
+
+
+def no_window() -> tuple[Formula, str]:
+    return WINDOW == 0, "the model has no sliding window"
 
 
 # Arrival and admission -----------------------------------------------------------------------------------------------
@@ -83,6 +109,7 @@ def arrive_turn(s: Session, r: Request) -> Steps:
 @law.operation
 def admit(r: Request, k: Record, w: Row) -> Steps:
     """A waiting request gets a record and a row; `match_page` and `extend_page` follow."""
+    yield _no_claim(r), "the request has no state slot"
     yield bind_row(r, k, w)
     yield place_(r, Place.PREFILL)
 
@@ -90,6 +117,7 @@ def admit(r: Request, k: Record, w: Row) -> Steps:
 @law.operation
 def admit_turn(s: Session, k: Record, r: Request) -> Steps:
     """Lend: a waiting turn gets its session's record, with all the KV of earlier turns."""
+    yield _no_claim(r), "the request has no state slot"
     yield transfer_to_request(s, k, r)
     yield place_(r, Place.PREFILL)
 
@@ -107,7 +135,8 @@ def match_page(k: Record, p: Page) -> Steps:
 
 @law.operation
 def extend_page(k: Record, p: Page, a: Int) -> Steps:
-    """Room for a chunk, a page at a time."""
+    """Room for a chunk, or a reserve for speculation, a page at a time."""
+    yield no_window()
     yield acquire(k, p)
     yield extend(k, p, a)
 
@@ -134,9 +163,19 @@ def decode(k: Record) -> Steps:
 @law.operation
 def decode_page(k: Record, p: Page) -> Steps:
     """One decode step that needs a new page."""
+    yield no_window()
     yield acquire(k, p)
     yield extend(k, p, A(k) + 1)
     yield commit(k, A(k))
+
+
+@law.operation
+def trim(k: Record, a: Int) -> Steps:
+    """After a rejected draft the room behind `a` is given back."""
+    yield C(k) <= a, "written tokens stay"
+    yield in_use(k), "a request holds the record"
+    yield truncate(k, a)
+    yield release(k, lambda p: owns(k, p) & ~maps(k, p))
 
 
 @law.operation
@@ -177,15 +216,25 @@ def dedupe_page(k: Record, p: Page, d: Page) -> Steps:
 
 @law.operation
 def evict_page(p: Page) -> Steps:
-    """Tree eviction of one leaf page."""
+    """Tree eviction of one leaf page, with whatever hangs on it."""
+    yield evict_state(p, lambda z: snapshot(p, z))
+    yield drop_mirror(p, lambda h: mirror(p, h))
     yield evict(p)
+
+
+@law.operation
+def flush() -> Steps:
+    """Drop all cached KV while nothing runs."""
+    yield law.idle, "nothing runs"
+    yield reset()
 
 
 # Giving back ---------------------------------------------------------------------------------------------------------
 
 
 def everything(k: Record, w: Row) -> Steps:
-    """Unwind a record from its end: private pages, prefix, row, and then the record itself."""
+    """Unwind a record from its end: state, private pages, prefix, row, and then the record itself."""
+    yield release_state(k, lambda z: state(k, z))
     yield truncate(k, P(k))
     yield release(k, lambda p: owns(k, p))
     yield unlock(k, 0)
@@ -207,7 +256,7 @@ def finish(r: Request, k: Record, w: Row) -> Steps:
     yield kv(r, k), "the request holds the record"
     yield _lone_turn(r), "the request is no session's turn"
     yield from everything(k, w)
-    yield place_(r, Place.OUT)
+    yield from leave(r)
 
 
 @law.operation
@@ -217,37 +266,51 @@ def finish_publish(r: Request, k: Record, w: Row, a: Int) -> Steps:
     yield _lone_turn(r), "the request is no session's turn"
     yield publish(k, a)
     yield from everything(k, w)
-    yield place_(r, Place.OUT)
+    yield from leave(r)
 
 
 @law.operation
 def abort_waiting(r: Request) -> Steps:
-    """Abort of a request that holds nothing."""
+    """Abort of a request that waits; what it has claimed or kept on the host is given back."""
     yield (place(r) == Place.WAITING) & _lone_turn(r), "the request waits and is no session's turn"
-    yield place_(r, Place.OUT)
+    yield drop_claim(r, lambda z: claims(r, z))
+    yield from leave(r)
+
+
+@law.operation
+def profile(r: Request, k: Record, w: Row, p: Page) -> Steps:
+    """A measuring run before serving: it takes a page outside of any queue, and gives everything back itself."""
+    yield place(r) == Place.OUT, "the request is in no queue"
+    yield _lone_turn(r), "the request is no session's turn"
+    yield bind_row(r, k, w)
+    yield acquire(k, p)
+    yield extend(k, p, PAGE_SIZE)
+    yield from everything(k, w)
 
 
 # Sessions ------------------------------------------------------------------------------------------------------------
 
 
 def cut_and_hand_over(r: Request, k: Record, s: Session, a: Int) -> Steps:
+    yield release_state(k, lambda z: state(k, z) & (a < T(z)))
     yield truncate(k, a)
     yield release(k, lambda p: owns(k, p) & ~maps(k, p))
     yield transfer_to_session(r, k, s)
     yield unuse(s, r)
-    yield place_(r, Place.OUT)
+    yield from leave(r)
 
 
 def drop(r: Request, k: Record, w: Row, s: Session) -> Steps:
     yield kv(r, k), "the request holds the record"
     yield from everything(k, w)
     yield unuse(s, r)
-    yield place_(r, Place.OUT)
+    yield from leave(r)
 
 
 def leave_queue(r: Request, s: Session) -> Steps:
+    yield drop_claim(r, lambda z: claims(r, z))
     yield unuse(s, r)
-    yield place_(r, Place.OUT)
+    yield from leave(r)
 
 
 @law.operation
@@ -270,6 +333,26 @@ def save_and_end(r: Request, k: Record, s: Session, a: Int, w: Row) -> Steps:
     yield from cut_and_hand_over(r, k, s, a)
     yield from everything(k, w)
     yield end_session(s)
+
+
+@law.operation
+def rewind(r: Request, k: Record, a: Int) -> Steps:
+    """A turn goes back behind what its session wrote: what follows `a` is given back, the prefix stays."""
+    yield kv(r, k), "the request holds the record"
+    yield a <= C(k), "only written tokens are kept"
+    yield release_state(k, lambda z: state(k, z) & (a < T(z)))
+    yield truncate(k, a)
+    yield release(k, lambda p: owns(k, p) & ~maps(k, p))
+
+
+@law.operation
+def rewind_prefix(r: Request, k: Record, a: Int) -> Steps:
+    """A turn goes back into the published prefix."""
+    yield kv(r, k), "the request holds the record"
+    yield release_state(k, lambda z: state(k, z) & (a < T(z)))
+    yield truncate(k, P(k))
+    yield release(k, lambda p: owns(k, p))
+    yield unlock(k, a)
 
 
 @law.operation

@@ -283,11 +283,16 @@ class Relation:
     def __getitem__(self, first: Element) -> Row:
         return Row(self, (first,))
 
-    def add(self, *args: Element) -> Change:
-        return Row(self, ()).add(*args)
+    def add(self, *args: Element, when: Formula = TRUE) -> Change:
+        return Change(self, args, (), when, gains=True)
 
-    def drop(self, *args: Element) -> Change:
-        return Row(self, ()).drop(*args)
+    def drop(self, *args: Element, when: Formula = TRUE) -> Change:
+        return Change(self, args, (), when, gains=False)
+
+    def forget(self, last: Element) -> Change:
+        """No tuple of a binary relation ends in `last` any more."""
+        first = self.sorts[0]("x")
+        return Change(self, (first, last), (first,), TRUE, gains=False)
 
     def gains(self, where: Callable[..., Formula]) -> Change:
         return Row(self, ()).gains(where)
@@ -319,12 +324,6 @@ class Row:
     def clear(self) -> Change:
         rest = tuple(sort(f"x{i}") for i, sort in enumerate(self.of.sorts[len(self.fixed) :]))
         return Change(self.of, (*self.fixed, *rest), rest, TRUE, gains=False)
-
-    def add(self, *rest: Element) -> Change:
-        return Change(self.of, (*self.fixed, *rest), (), TRUE, gains=True)
-
-    def drop(self, *rest: Element) -> Change:
-        return Change(self.of, (*self.fixed, *rest), (), TRUE, gains=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,32 +8,49 @@ search has to see every one of them.
 from __future__ import annotations
 
 from freehold.spec import invariants as inv
+from freehold.spec import pool_rules as rules
 from freehold.spec.language import Property
 from freehold.spec.state import (
+    FULL,
     PAGE_SIZE,
+    POOLS,
     ROW_WIDTH,
     A,
     C,
+    E,
+    Loan,
     P,
     Page,
     Place,
+    Pool,
     Record,
     Request,
     Row,
     Session,
+    StateSlot,
+    SwaPage,
+    T,
+    behind,
     closing,
+    end,
     free,
+    held,
     in_tree,
     kv,
     law,
+    lent,
     locks,
     maps,
     owns,
     parent,
+    peer,
     place,
     row_free,
     slot_kv,
+    spoilt,
+    state,
     turn,
+    writes,
 )
 from freehold.spec.terms import And, Formula, LawError, Not, Or, Quantified, exists
 
@@ -57,7 +74,11 @@ def occasion(term: Formula) -> Formula:
 
 
 witness = law.witness
-BY_HAND = (inv.ladder, inv.prefix_is_aligned, inv.place_exists, inv.no_page_leaks)
+BY_HAND = (
+    inv.ladder, inv.prefix_is_aligned, inv.place_exists, inv.no_page_leaks, rules.cursor_is_behind_written,
+    rules.no_page_has_a_rogue_writer,
+    *(law.invariants[f"no_{pool.name}_unit_leaks"] for pool in POOLS if pool is not FULL),
+)  # fmt: skip
 
 
 @witness(inv.ladder)
@@ -114,6 +135,65 @@ def close_is_deferred() -> Formula:
 def no_row_is_left() -> Formula:
     """All rows are bound."""
     return ~exists(Row, lambda w: row_free(w)) & exists(Record, Page, lambda k, p: maps(k, p))
+
+
+@witness(inv.no_page_leaks)
+def page_waits_for_a_loan() -> Formula:
+    """A page was given back, and something in flight still touches it."""
+    return exists(Page, lambda p: held(p))
+
+
+@witness(rules.cursor_is_behind_written)
+def window_moved_on() -> Formula:
+    """The window cursor stands in the middle of a record, and its pages before it are still there."""
+    return exists(Record, Page, lambda k, p: (E(k) > 0) & (E(k) < C(k)) & owns(k, p) & (end(p) <= E(k)))
+
+
+@witness(rules.cursor_is_behind_written)
+def tombstone() -> Formula:
+    """A tree page has lost its swa half, and another page behind it has one."""
+    return exists(
+        Page, Page, SwaPage,
+        lambda p, q, v: in_tree(p) & parent(q, p) & peer(q, v) & ~exists(SwaPage, lambda u: peer(p, u)),
+    )  # fmt: skip
+
+
+@witness(rules.no_page_has_a_rogue_writer)
+def released_page_is_still_written() -> Formula:
+    """Something in flight writes a page that its record gave back."""
+    return exists(Loan, Page, lambda o, p: writes(o, p) & held(p))
+
+
+@witness(rules.writer_is_ordered)
+def one_step_ahead() -> Formula:
+    """Two forwards of one record are in flight, one behind the other, and write one page."""
+    return exists(
+        Loan, Loan, Record, Page,
+        lambda o, m, k, p: behind(o, m) & lent(o, k) & lent(m, k) & writes(o, p) & writes(m, p),
+    )  # fmt: skip
+
+
+@witness(rules.kept_record_is_sound)
+def write_failed() -> Formula:
+    """A request holds a record into which a write failed."""
+    return exists(Request, Record, lambda r, k: kv(r, k) & spoilt(k))
+
+
+@witness(rules.state_is_not_ahead)
+def state_caught_up() -> Formula:
+    """A running state has seen all that is committed."""
+    return exists(Record, StateSlot, lambda k, z: state(k, z) & (T(z) == C(k)) & (C(k) > 0))
+
+
+def _exhausted(pool: Pool) -> None:
+    name, unit = f"{pool.name} pool is empty", pool.unit
+    nothing = ~exists(unit, lambda x: pool.free(x))
+    law.witnesses[name] = Property(name, nothing, "No unit is free.", f"no_{pool.name}_unit_leaks")
+
+
+for _pool in POOLS:
+    if _pool is not FULL:
+        _exhausted(_pool)
 
 
 def _derive(prop: Property) -> None:
