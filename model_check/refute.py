@@ -21,8 +21,14 @@ from freehold.spec import concrete
 from freehold.spec.language import Clause, Law
 from freehold.spec.terms import Element, IntVar, Param, SetOf
 
-SCOPE: Mapping[str, int] = {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 2}
-CONSTANTS: Mapping[str, int] = {"page_size": 2, "row_width": 5}
+SCOPE: Mapping[str, int] = {
+    "Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 2,
+    "SwaPage": 2, "StateSlot": 2, "HostPage": 2, "Loan": 2,
+}  # fmt: skip
+# Numbers are fixed; a window and namespaces are for Z3 to choose.
+CONSTANTS: Mapping[str, Any] = {
+    "page_size": 2, "row_width": 5, "window": z3.Int("window"), "namespaces": z3.Int("namespaces"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Refuter:
 
     law: Law
     scope: Mapping[str, int] = field(default_factory=lambda: SCOPE)
-    constants: Mapping[str, int] = field(default_factory=lambda: CONSTANTS)
+    constants: Mapping[str, Any] = field(default_factory=lambda: CONSTANTS)
     smt: Smt = field(init=False)
     obligations: Obligations = field(init=False)
 

@@ -15,14 +15,16 @@ from typing import Any
 
 import z3
 
-from freehold.model_check.refute import CONSTANTS, read_parameters
+from freehold.model_check.refute import read_parameters
 from freehold.model_check.smt import Expr, Smt, View
 from freehold.model_check.steps import ReadingsDisagree, Taken, taken
 from freehold.spec import concrete
+from freehold.spec.absent import without
 from freehold.spec.language import Clause, Law, Operation
 from freehold.spec.terms import Formula, IntVar, Param
 
 SCOPE: Mapping[str, int] = {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 1}
+CONSTANTS: Mapping[str, int] = {"page_size": 2, "row_width": 5, "window": 0, "namespaces": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Search:
     chosen: list[tuple[Expr, dict[str, dict[Param, Any]]]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        empty = [s for s in self.law.sorts if s.__name__ not in self.scope]
+        self.law = without(self.law, empty, {n: self.constants[n] for n in ("window", "namespaces")})
         self.smt = Smt(self.law, self.constants, self.scope)
         self.states = [self.smt.state("@0")]
         self.solver = z3.SolverFor("QF_UFLIA")

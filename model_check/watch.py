@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from freehold.model_check.coverage import Coverage
-from freehold.spec.law import law
 from freehold.spec.monitor import Monitor
 from freehold.spec.source import Compiled
 from freehold.spec.trace import Event, Header
@@ -30,7 +29,6 @@ class Check(StrEnum):
 
 
 ALL = frozenset(Check)
-_UNGUARDED = replace(law, actions={name: replace(action, guard=()) for name, action in law.actions.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +81,9 @@ class Watch:
         self.events: list[Event] = []
         self._marks = Check.MARKS in checks
         if Check.GUARDS not in checks:
-            compiled = self.monitor.compiled
-            self.monitor.compiled = Compiled(_UNGUARDED, compiled.constants, compiled.universe)
+            compiled, law = self.monitor.compiled, self.monitor.law
+            unguarded = replace(law, actions={n: replace(action, guard=()) for n, action in law.actions.items()})
+            self.monitor.compiled = Compiled(unguarded, compiled.constants, compiled.universe)
             self.monitor.compiled.load(compiled.state())
 
     def emit(self, name: str, *args: object) -> None:

@@ -7,7 +7,7 @@ quantifier ranges over the state's universe of its sort.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,15 +68,20 @@ class State:
         )
 
 
-def initial(law: Law, scope: Mapping[str, int], constants: Mapping[str, int]) -> State:
+def full(law: Law, universe: Mapping[str, Iterable[Any]], constants: Mapping[str, int]) -> State:
     """The state in which every unit is free, as the initial conditions say, and nothing else is true."""
-    universe: dict[Sort, list[Any]] = {s: list(range(scope[s.__name__])) for s in law.sorts}
+    elements: dict[Sort, list[Any]] = {s: list(universe[s.__name__]) for s in law.sorts}
     relations: dict[str, set[tuple[Any, ...]]] = {name: set() for name in law.relations}
     for condition in law.initial:
         match condition:
             case Quantified("forall", (x,), Atom(Relation() as of, (y,))) if x is y:
-                relations[of.name] = {(e,) for e in universe[type(x)]}
-    state = State(universe, dict(constants), relations, {name: {} for name in law.functions})
+                relations[of.name] = {(e,) for e in elements[type(x)]}
+    return State(elements, dict(constants), relations, {name: {} for name in law.functions})
+
+
+def initial(law: Law, scope: Mapping[str, int], constants: Mapping[str, int]) -> State:
+    """The initial state over elements 0, 1, … of each sort."""
+    state = full(law, {s.__name__: range(scope[s.__name__]) for s in law.sorts}, constants)
     if not all(holds(f, {}, state) for f in law.initial):
         raise AssertionError("the initial state does not satisfy the law's initial conditions")
     return state

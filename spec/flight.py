@@ -49,7 +49,7 @@ from freehold.spec.terms import Change, Element, Formula, Int, SetOf, exists, fo
 
 @law.action
 def lend(o: Loan, k: Record, start: Int, after: SetOf[Loan]) -> Body:
-    """A forward, a transfer or a peer starts on the record: it reads what is mapped and writes from position `start` on."""
+    """A forward, a transfer or a peer starts on the record: it reads what is mapped and writes from `start` on."""
     yield ~out(o), "the loan is new"
     yield in_use(k), "a request holds the record"
     yield has_row(k), "the record has a row"

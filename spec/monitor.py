@@ -13,16 +13,13 @@ from typing import Any
 
 from freehold.spec import concrete
 from freehold.spec.arithmetic import ceil_to_page
-from freehold.spec.language import Action
-from freehold.spec.law import law
+from freehold.spec.language import Action, Law
 from freehold.spec.observed import compare
-from freehold.spec.source import Compiled
+from freehold.spec.source import COMING_AND_GOING, Compiled
 from freehold.spec.state import Place
 from freehold.spec.terms import Element, Formula, Quantified, SetOf
 from freehold.spec.trace import Event, Header
 from freehold.spec.verdict import Verdict, describe
-
-UNIVERSES = {"k": "Record", "r": "Request", "s": "Session", "w": "Row"}
 
 
 @dataclass(slots=True)
@@ -32,16 +29,24 @@ class Monitor:
     header: Header
     count: int = 0
     verdict: Verdict | None = None
+    law: Law = field(init=False)
     compiled: Compiled = field(init=False)
+    _comers: dict[str, list[tuple[int, dict[Any, None]]]] = field(init=False)
     _handlers: dict[str, Callable[..., Verdict | None]] = field(init=False)
 
     def __post_init__(self) -> None:
-        pages, rows = range(1, self.header.pages + 1), range(1, self.header.rows + 1)
-        constants = {"page_size": self.header.page_size, "row_width": self.header.row_width}
-        universe = {"Page": pages, "Row": rows, "Record": (), "Request": (), "Session": ()}
-        self.compiled = Compiled(law, constants, universe)
-        self.compiled.sets["free"].update(pages)
-        self.compiled.sets["row_free"].update(rows)
+        self.law, units = self.header.law(), self.header.units
+        universe = {s.__name__: range(1, units.get(s.__name__, 0) + 1) for s in self.law.sorts}
+        self.compiled = Compiled(self.law, self.header.constants, universe)
+        self.compiled.load(concrete.full(self.law, universe, self.header.constants))
+        self._comers = {
+            n: [
+                (i, self.compiled.universe[type(p).__name__])
+                for i, p in enumerate(a.params)
+                if type(p).__name__ in COMING_AND_GOING
+            ]
+            for n, a in self.law.actions.items()
+        }
         self._handlers = {
             "extend": self._extend,
             "lock": self._each_page,
@@ -63,7 +68,9 @@ class Monitor:
         if self.verdict is None:
             self.count = event.number
             handler = self._handlers.get(event.name)
-            if handler is None:
+            if handler is None and event.name not in self.law.actions:
+                self.verdict = self._foreign(event)
+            elif handler is None:
                 self.verdict = self._single(event, event.name, *event.args)
             else:
                 self.verdict = handler(event, *event.args)
@@ -72,12 +79,15 @@ class Monitor:
     # One handler per form of event -----------------------------------------------------------------------------------
 
     def _single(self, event: Event, action: str, *args: Any) -> Verdict | None:
-        for param, value in zip(law.actions[action].params, args, strict=True):
-            sort = UNIVERSES.get(param.name)
-            if sort is not None and sort != "Row":
-                self.compiled.universe[sort][value] = None
+        for place, universe in self._comers[action]:
+            universe[args[place]] = None
         broken = self.compiled.actions[action](*args)
-        return None if broken < 0 else self._broken_clause(event, law.actions[action], broken, args)
+        return None if broken < 0 else self._broken_clause(event, self.law.actions[action], broken, args)
+
+    def _foreign(self, event: Event) -> Verdict:
+        """An event of a pool that the engine said it does not have."""
+        text = "the header names the pools that the event is about"
+        return Verdict(event.name, text, event.number, str(event), "order", "the scheduler", ())
 
     def _pages(self, event: Event, k: int, pages: Sequence[int]) -> Verdict | None:
         distinct = frozenset(pages)
@@ -111,19 +121,22 @@ class Monitor:
             busy = [r for r, q in self.compiled.values["place"].items() if q]
             text = "every request is out"
             return Verdict("quiescent mark", text, event.number, str(event), "order", f"request {busy[0]}", ())
+        if self.compiled.sets.get("out"):
+            busy_loan = f"loan {min(self.compiled.sets['out'], key=str)}"
+            return Verdict("quiescent mark", "nothing is in flight", event.number, str(event), "order", busy_loan, ())
         return self._invariants(event, ("always", "step", "quiescent"))
 
     def _observe(self, event: Event, state: Mapping[str, Any]) -> Verdict | None:
         return compare(event, state, self.compiled) or self._invariants(event, ("always", "step"))
 
     def _invariants(self, event: Event, groups: Sequence[str]) -> Verdict | None:
-        for name, prop in law.invariants.items():
+        for name, prop in self.law.invariants.items():
             if prop.group in groups and not self.compiled.properties[name]():
                 return self._broken_invariant(event, name)
         return None
 
     def _broken_invariant(self, event: Event, name: str) -> Verdict:
-        prop, state = law.invariants[name], self.compiled.state()
+        prop, state = self.law.invariants[name], self.compiled.state()
         return describe(name, prop.doc, event, prop.term, falsifier(prop.term, {}, state), {}, state)
 
     def _broken_clause(self, event: Event, action: Action, number: int, args: Sequence[Any]) -> Verdict:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from freehold.spec.concrete import State
-from freehold.spec.law import law
 from freehold.spec.source import Compiled
 from freehold.spec.state import Page, Row
 from freehold.spec.terms import Relation
@@ -35,13 +34,13 @@ def compare(event: Event, observed: Mapping[str, Any], compiled: Compiled) -> Ve
     state = compiled.state()
     if conflicts:
         return _conflict(event, conflicts[0], state)
-    for name, relation in law.relations.items():
+    for name, relation in compiled.law.relations.items():
         seen = _tuples(event, relation, observed)
         missing, extra = state.relations[name] - seen, seen - state.relations[name]
         if missing or extra:
             tuple_ = min(extra or missing, key=str)
             return _difference(event, relation, tuple_, bool(extra), state)
-    for name, function in law.functions.items():
+    for name, function in compiled.law.functions.items():
         for key, value in _values(event, name, observed).items():
             expected = compiled.values[name].get(key, 0)
             if value != expected:

@@ -304,7 +304,8 @@ def everything_touched_is_named(o: Loan, k: Record, start: Int, after: SetOf[Loa
     slots = forall(StateSlot, lambda z: state(k, z) >> next_(uses_slot(o, z)))
     ordered = forall(
         Loan, Page,
-        lambda m, p: (maps(k, p) & (writes(m, p) | (reads(m, p) & owns(k, p) & (start < end(p))))) >> next_(behind(o, m)),
+        lambda m, p: (maps(k, p) & (writes(m, p) | (reads(m, p) & owns(k, p) & (start < end(p)))))
+        >> next_(behind(o, m)),
     )  # fmt: skip
     sane = (next_(S(o)) == start) & (C(k) <= start) & (start <= A(k)) & ~spoilt(k) & looked_back_on(k) & ~out(o)
     waits = forall(Loan, lambda m: next_(behind(o, m)) >> out(m))

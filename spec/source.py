@@ -4,8 +4,8 @@ Each guard clause, update and property becomes one Python expression. A binary r
 by its second place, so that `no(Record, lambda k: locks(k, p))` is one dictionary look-up; a quantifier ranges over
 the smallest relation that binds its variables and over a whole sort only where nothing else does.
 
-Step invariants are also compiled for one element at a time. Every fact in them mentions a record, a request or a
-session that the invariant quantifies over, so it can only have become false for one that some update has touched.
+Step invariants are also compiled for one element at a time: a fact that changed can only have broken one for elements
+that the fact mentions, so those that some update has touched are all that has to be looked at.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from freehold.spec.terms import (
 Names = Mapping[Param, str]
 EMPTY: frozenset[Any] = frozenset()
 TRACKED = ("Record", "Request", "Session")
+COMING_AND_GOING = (*TRACKED, "Loan")
 
 
 @dataclass(slots=True)
@@ -89,8 +90,11 @@ class Compiler:
     def __init__(self, law: Law, constants: Mapping[str, int]) -> None:
         self.law = law
         self.constants = constants
-        self.watched = {s for p in law.invariants.values() if p.group == "step" for s in symbols(p.term)}
         self._fresh = 0
+        self.watched: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for prop in law.invariants.values():
+            if prop.group == "step":
+                self._watch(prop)
 
     def number(self, term: Int, names: Names) -> str:
         match term:
@@ -265,37 +269,46 @@ class Compiler:
 
     def _touch(self, symbol: str, sort: Sort, element: str) -> str:
         """Note that a fact about the element changed, if a step invariant could mind."""
-        wanted = symbol in self.watched and sort.__name__ in TRACKED
+        wanted = (symbol, sort.__name__) in self.watched
         return f"touched_{symbol}_{sort.__name__}.add({element})" if wanted else ""
 
-    def instances(self, prop: Property) -> dict[str, list[str]]:
-        """For each tracked sort, functions of one element: whether the invariant holds of it, in each of its roles."""
-        found: dict[str, list[str]] = {}
+    def _watch(self, prop: Property) -> None:
+        """Note which facts can break a step invariant, and for which element it is then looked at again.
+
+        A record, a request or a session stands for the facts that mention it; other facts need another variable.
+        """
         for part in prop.term.parts if isinstance(prop.term, And) else (prop.term,):
             if not isinstance(part, Quantified) or part.kind != "forall":
                 raise LawError(f"{prop.name} has to say something of all elements of some sorts")
             tracked = {id(v): v for v in part.bound if type(v).__name__ in TRACKED}
-            if not self._anchored(part.body, tracked):
-                raise LawError(f"{prop.name} has a fact without any {', '.join(TRACKED)} that it quantifies over")
-            for v in tracked.values():
-                rest = [b for b in part.bound if b is not v]
-                loops, _ = self.loops(rest, flatten(part.body, negated=True), {v: "x"})
-                broken = f"any(True {loops})" if rest else loops.removeprefix("if ").replace(" if ", " and ")
-                found.setdefault(type(v).__name__, []).append(f"lambda x: not ({broken})")
-        return found
+            for symbol in symbols(part.body):
+                for v in tracked.values():
+                    self._look_again(prop, part, v, symbol)
+            for symbol, fact in self._loose(part.body, tracked):
+                mine = [v for v in part.bound if self._mentions(fact, {id(v): v})]
+                if not mine:
+                    raise LawError(f"{prop.name} has a fact without any variable that it quantifies over")
+                for v in mine:
+                    self._look_again(prop, part, v, symbol)
 
-    def _anchored(self, term: object, tracked: Mapping[int, Element]) -> bool:
-        """Whether each fact of a formula mentions one of the tracked variables."""
+    def _look_again(self, prop: Property, part: Quantified, v: Element, symbol: str) -> None:
+        rest = [b for b in part.bound if b is not v]
+        loops, _ = self.loops(rest, flatten(part.body, negated=True), {v: "x"})
+        broken = f"any(True {loops})" if rest else loops.removeprefix("if ").replace(" if ", " and ")
+        self.watched.setdefault((symbol, type(v).__name__), []).append((prop.name, f"lambda x: not ({broken})"))
+
+    def _loose(self, term: object, tracked: Mapping[int, Element]) -> list[tuple[str, Formula | Int]]:
+        """The facts of a formula that mention none of the tracked variables."""
         match term:
             case And(parts) | Or(parts):
-                return all(self._anchored(p, tracked) for p in parts)
+                return [f for p in parts for f in self._loose(p, tracked)]
             case Not(body) | Quantified(_, _, body):
-                return self._anchored(body, tracked)
+                return self._loose(body, tracked)
             case Compare(_, left, right) | Arith(_, left, right):
-                return self._anchored(left, tracked) and self._anchored(right, tracked)
-            case Atom() | Apply():
-                return self._mentions(term, tracked)
-        return True
+                return self._loose(left, tracked) + self._loose(right, tracked)
+            case Atom(Relation(name)) | Apply(Function(name)):
+                return [] if self._mentions(term, tracked) else [(name, term)]
+        return []
 
 
 def _single(number: int, row: str, loops: str) -> str:
@@ -338,7 +351,7 @@ class Compiled:
                 scope[f"{name}_by_second"] = pairs.by_second
         scope |= {f"{name}_fn": values for name, values in self.values.items()}
         compiler = Compiler(law, self.constants)
-        self.touched: dict[tuple[str, str], set[Any]] = {(s, t): set() for s in compiler.watched for t in TRACKED}
+        self.touched: dict[tuple[str, str], set[Any]] = {fact: set() for fact in compiler.watched}
         scope |= {f"touched_{symbol}_{sort}": elements for (symbol, sort), elements in self.touched.items()}
         self.source = "\n\n\n".join(
             [compiler.action(a) for a in law.actions.values()]
@@ -347,13 +360,9 @@ class Compiled:
         exec(compile(self.source, f"<{law.name}>", "exec"), scope)
         self.actions: dict[str, Callable[..., int]] = {n: scope[n] for n in law.actions}
         self.properties: dict[str, Callable[[], bool]] = {n: scope[f"holds_{n}"] for n in law.invariants}
-        self._instances: dict[tuple[str, str], list[tuple[str, Callable[[Any], bool]]]] = {t: [] for t in self.touched}
-        for name, prop in law.invariants.items():
-            if prop.group == "step":
-                for sort, texts in compiler.instances(prop).items():
-                    checks = [(name, eval(text, scope)) for text in texts]
-                    for symbol in symbols(prop.term):
-                        self._instances[symbol, sort] += checks
+        self._instances: dict[tuple[str, str], list[tuple[str, Callable[[Any], bool]]]] = {
+            fact: [(name, eval(text, scope)) for name, text in checks] for fact, checks in compiler.watched.items()
+        }
 
     def settle(self) -> str | None:
         """A step invariant that an update since the last call has broken, or None; then nothing counts as touched.
@@ -366,11 +375,15 @@ class Compiled:
                     if not holds(x):
                         return name
         for (_, sort), elements in self.touched.items():
-            for x in elements:
-                if not self._speaks_of(sort, x):
-                    self.universe[sort].pop(x, None)
+            self._forget(sort, elements)
             elements.clear()
+        self._forget("Loan", list(self.universe.get("Loan", ())))
         return None
+
+    def _forget(self, sort: str, elements: Iterable[Any]) -> None:
+        for x in elements:
+            if sort in COMING_AND_GOING and not self._speaks_of(sort, x):
+                self.universe[sort].pop(x, None)
 
     def _speaks_of(self, sort: str, x: Any) -> bool:
         for name, relation in self.law.relations.items():

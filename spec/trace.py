@@ -6,10 +6,11 @@
     {"n": 3, "event": "observe", "state": {"free": [[1], [2]], …}}
     {"end": 3}
 
-The first line gives the pools: page ids are 1..pages and row ids 1..rows (0 is padding and never owned). `n` counts
-from 1 without a gap. The last line gives the number of events: a log without it was cut off and proves nothing. An
-event with several pages means the fold of its single events, in the order written. Files that end in `.gz` are
-compressed.
+The first line gives the pools: page ids are 1..pages and row ids 1..rows (0 is padding and never owned). It may add
+`swa_pages`, `state_slots`, `host_pages`, `window` (tokens), `namespaces`, and `in_flight` (true for an engine that
+reports its loans); an engine that has none of one leaves that out, and is held to the law without it. `n` counts from 1
+without a gap. The last line gives the number of events: a log without it was cut off and proves nothing. An event with
+several pages means the fold of its single events, in the order written. Files that end in `.gz` are compressed.
 """
 
 from __future__ import annotations
@@ -21,40 +22,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from freehold.spec.absent import without
 from freehold.spec.errors import InvalidInput
-from freehold.spec.state import Place
+from freehold.spec.language import Law
+from freehold.spec.law import law
+from freehold.spec.state import End, Loan, Place, Request, Session
+from freehold.spec.terms import SetOf
 
 VERSION = 1
+LOANS_AT_ONCE = 1 << 16
 
-# The arguments of each event in order; a name says its type: k record, r request, s session, w row, a and c tokens.
-EVENTS: Mapping[str, tuple[str, ...]] = {
-    "acquire": ("k", "pages"),
-    "release": ("k", "pages"),
-    "bind_row": ("r", "k", "w"),
-    "unbind_row": ("k", "w"),
+# Events that a log writes in its own form: several pages at once, and marks. `grow` is a part of `extend`.
+_OWN_FORM: Mapping[str, tuple[str, ...]] = {
     "extend": ("k", "pages", "a"),
-    "commit": ("k", "c"),
-    "truncate": ("k", "a"),
     "lock": ("k", "pages"),
     "attach": ("k", "pages"),
-    "publish": ("k", "a"),
-    "unlock": ("k", "a"),
     "evict": ("pages",),
-    "transfer_to_session": ("r", "k", "s"),
-    "transfer_to_request": ("s", "k", "r"),
-    "close": ("k",),
-    "open_session": ("s",),
-    "use": ("s", "r"),
-    "unuse": ("s", "r"),
-    "close_session": ("s",),
-    "end_session": ("s",),
-    "place": ("r", "q"),
     "mark": ("kind",),
     "observe": ("state",),
 }
+# The arguments of each event in order; a name says its type, the same in every event.
+EVENTS: Mapping[str, tuple[str, ...]] = {
+    **{n: tuple(p.name for p in a.params) for n, a in law.actions.items() if n != "grow"},
+    **_OWN_FORM,
+}
 PLACES = {p.name.lower(): p for p in Place}
+ENDS = {e.name.lower(): e for e in End}
 MARKS = ("step", "quiescent")
-_INTEGERS = frozenset("kwac")
+_SETS = frozenset(p.name for a in law.actions.values() for p in a.params if isinstance(p, SetOf))
+_NAMES = frozenset(p.name for a in law.actions.values() for p in a.params if isinstance(p, Request | Session))
+_INTEGERS = frozenset(p.name for a in law.actions.values() for p in a.params) - _SETS - _NAMES - {"q", "how"}
 
 
 class BadTrace(InvalidInput):
@@ -69,11 +66,40 @@ class Header:
     pages: int
     rows: int
     row_width: int
+    swa_pages: int = 0
+    state_slots: int = 0
+    host_pages: int = 0
+    window: int = 0
+    namespaces: int = 1
+    in_flight: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "pages", "rows", "row_width"):
+        for name in ("page_size", "pages", "rows", "row_width", "namespaces"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise BadTrace(f"the header's {name} must be a whole number above 0")
+        for name in ("swa_pages", "state_slots", "host_pages", "window"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
+                raise BadTrace(f"the header's {name} must be a whole number, 0 where there is none")
+        if not isinstance(self.in_flight, bool):
+            raise BadTrace("the header's in_flight must be true or false")
+
+    @property
+    def units(self) -> dict[str, int]:
+        """How many units there are of each sort that has a fixed number."""
+        return {
+            "Page": self.pages, "Row": self.rows, "SwaPage": self.swa_pages, "StateSlot": self.state_slots,
+            "HostPage": self.host_pages,
+        }  # fmt: skip
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The law's constants."""
+        return {n: getattr(self, n) for n in ("page_size", "row_width", "window", "namespaces")}
+
+    def law(self) -> Law:
+        """The law for these pools: sorts of which there are none leave the text."""
+        empty = {s for s in law.sorts if self.units.get(s.__name__) == 0} | (set() if self.in_flight else {Loan})
+        return without(law, empty, {"window": self.window, "namespaces": self.namespaces})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +141,7 @@ def from_ranges(text: str, limit: int) -> list[int]:
 
 def _written(key: str, value: Any) -> Any:
     """An argument as JSON has it."""
-    return to_ranges(value) if key == "pages" else value.name.lower() if key == "q" else value
+    return to_ranges(value) if key in _SETS else value.name.lower() if key in ("q", "how") else value
 
 
 class TraceWriter:
@@ -125,7 +151,8 @@ class TraceWriter:
         self._path = Path(path)
         self._file = _open(self._path, "w")
         self._count = 0
-        self._write({"freehold": VERSION} | {n: getattr(header, n) for n in Header.__dataclass_fields__})
+        fields = {n: getattr(header, n) for n in Header.__dataclass_fields__}
+        self._write({"freehold": VERSION} | {n: v for n, v in fields.items() if v != getattr(Header, n, None)})
 
     def emit(self, name: str, *args: object) -> None:
         self._count += 1
@@ -173,8 +200,11 @@ def read(path: Path | str) -> tuple[Header, Iterator[Event]]:
     try:
         header = Header(**line)
     except TypeError as error:
-        wanted = ", ".join(Header.__dataclass_fields__)
-        raise BadTrace(f"{source}:1: the header has exactly freehold, {wanted}") from error
+        wanted, more = (
+            ", ".join(list(Header.__dataclass_fields__)[:4]),
+            ", ".join(list(Header.__dataclass_fields__)[4:]),
+        )
+        raise BadTrace(f"{source}:1: the header has exactly freehold, {wanted}, and may have {more}") from error
     return header, _events(source, lines, header, file)
 
 
@@ -225,19 +255,23 @@ def _event(where: str, line: dict[str, Any], header: Header) -> tuple[str, tuple
 
 
 def _value(where: str, key: str, value: Any, header: Header) -> Any:
-    if key == "pages":
+    if key in _SETS:
         try:
-            return from_ranges(value, header.pages + 1)
+            return from_ranges(value, max(LOANS_AT_ONCE, *header.units.values()) + 1)
         except (ValueError, AttributeError, TypeError) as error:
-            raise BadTrace(f"{where}: pages are written like 5-7,12, not {value!r}") from error
+            raise BadTrace(f"{where}: {key} are written like 5-7,12, not {value!r}") from error
     if key in _INTEGERS and (not isinstance(value, int) or isinstance(value, bool)):
         raise BadTrace(f"{where}: {key} must be a whole number, not {value!r}")
-    if key in "rs" and not isinstance(value, str):
+    if key in _NAMES and not isinstance(value, str):
         raise BadTrace(f"{where}: {key} must be a name in quotes, not {value!r}")
     if key == "q" and value not in PLACES:
         raise BadTrace(f"{where}: unknown place {value!r}; places are {', '.join(PLACES)}")
     if key == "q":
         return PLACES[value]
+    if key == "how" and value not in ENDS:
+        raise BadTrace(f"{where}: unknown end {value!r}; ends are {', '.join(ENDS)}")
+    if key == "how":
+        return ENDS[value]
     if key == "kind" and value not in MARKS:
         raise BadTrace(f"{where}: unknown mark {value!r}; marks are {', '.join(MARKS)}")
     if key == "state" and not isinstance(value, dict):
