@@ -17,7 +17,8 @@ import z3
 
 from freehold.model_check.obligations import Obligation, Obligations
 from freehold.model_check.smt import Smt
-from freehold.spec.law import law
+from freehold.spec.language import Law
+from freehold.spec.law import law as the_law
 
 RLIMIT = 3_000_000
 SEEDS = (0, 1, 2, 3, 4)
@@ -63,7 +64,7 @@ def ask(obligation: Obligation, seed: int, rlimit: int = RLIMIT) -> str:
     return str(solver.check())
 
 
-def reading(page_size: int) -> Smt:
+def reading(page_size: int, law: Law = the_law) -> Smt:
     """The unbounded reading: a literal page size, any other constants that the initial conditions allow."""
     rest = {name: z3.Int(name) for name in ("row_width", "window", "namespaces")}
     return Smt(law, {"page_size": page_size, **rest})
@@ -72,7 +73,7 @@ def reading(page_size: int) -> Smt:
 def discharge(page_size: int, seeds: Sequence[int], subjects: Sequence[str]) -> list[Proved]:
     """The obligations of some subjects at one page size."""
     found = []
-    obligations = Obligations(reading(page_size), law)
+    obligations = Obligations(reading(page_size), the_law)
     for subject, obligation in ((s, o) for s in subjects for o in obligations.of(s)):
         started = time.perf_counter()
         verdicts = tuple(ask(obligation, seed) for seed in seeds)
@@ -88,7 +89,7 @@ def prove(
 ) -> ProofReport:
     """Discharge all obligations for each page size and its seeds; `progress` is told (shares done, shares in all)."""
     started = time.perf_counter()
-    subjects = Obligations(reading(1), law).subjects()
+    subjects = Obligations(reading(1), the_law).subjects()
     tasks = [(size, subjects[i::SHARES]) for size in seeds for i in range(SHARES)]
     results: list[Proved] = []
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:

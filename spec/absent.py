@@ -93,9 +93,8 @@ class _Without:
         made = {n: self.operation(o, actions) for n, o in law.operations.items() if self._possible(o.params)}
         invariants = {n: self.property(p) for n, p in law.invariants.items()}
         invariants = {n: p for n, p in invariants.items() if p.term is not TRUE}
-        known = {id(old): invariants.get(n) for n, old in law.invariants.items()}
         for name, p in invariants.items():
-            invariants[name] = replace(p, uses=tuple(u for u in (known[id(o)] for o in p.uses) if u is not None))
+            invariants[name] = replace(p, uses=tuple(invariants[u.name] for u in p.uses if u.name in invariants))
         contracts = {n: self.property(p, actions[p.group]) for n, p in law.contracts.items() if p.group in actions}
         witnesses = {n: self.property(p) for n, p in law.witnesses.items()}
         return replace(

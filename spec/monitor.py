@@ -24,9 +24,13 @@ from freehold.spec.verdict import Verdict, describe
 
 @dataclass(slots=True)
 class Monitor:
-    """One engine's law state. After a verdict the monitor stops: what follows a broken rule has no meaning."""
+    """One engine's law state, under the waivers named (see `waivers`).
+
+    After a verdict the monitor stops: what follows a broken rule has no meaning.
+    """
 
     header: Header
+    waivers: tuple[str, ...] = ()
     count: int = 0
     verdict: Verdict | None = None
     law: Law = field(init=False)
@@ -35,7 +39,7 @@ class Monitor:
     _handlers: dict[str, Callable[..., Verdict | None]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.law, units = self.header.law(), self.header.units
+        self.law, units = self.header.law(self.waivers), self.header.units
         universe = {s.__name__: range(1, units.get(s.__name__, 0) + 1) for s in self.law.sorts}
         self.compiled = Compiled(self.law, self.header.constants, universe)
         self.compiled.load(concrete.full(self.law, universe, self.header.constants))
@@ -85,8 +89,8 @@ class Monitor:
         return None if broken < 0 else self._broken_clause(event, self.law.actions[action], broken, args)
 
     def _foreign(self, event: Event) -> Verdict:
-        """An event of a pool that the engine said it does not have."""
-        text = "the header names the pools that the event is about"
+        """An event of a pool that the engine said it does not have, or of a waiver that is not in force."""
+        text = "the event belongs to a pool that the header names, or to a waiver in force"
         return Verdict(event.name, text, event.number, str(event), "order", "the scheduler", ())
 
     def _pages(self, event: Event, k: int, pages: Sequence[int]) -> Verdict | None:

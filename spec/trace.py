@@ -28,6 +28,7 @@ from freehold.spec.language import Law
 from freehold.spec.law import law
 from freehold.spec.state import End, Loan, Place, Request, Session
 from freehold.spec.terms import SetOf
+from freehold.spec.waivers import WAIVERS, waive
 
 VERSION = 1
 LOANS_AT_ONCE = 1 << 16
@@ -43,7 +44,7 @@ _OWN_FORM: Mapping[str, tuple[str, ...]] = {
 }
 # The arguments of each event in order; a name says its type, the same in every event.
 EVENTS: Mapping[str, tuple[str, ...]] = {
-    **{n: tuple(p.name for p in a.params) for n, a in law.actions.items() if n != "grow"},
+    **{n: tuple(p.name for p in a.params) for n, a in waive(law, WAIVERS).actions.items() if n != "grow"},
     **_OWN_FORM,
 }
 PLACES = {p.name.lower(): p for p in Place}
@@ -96,10 +97,10 @@ class Header:
         """The law's constants."""
         return {n: getattr(self, n) for n in ("page_size", "row_width", "window", "namespaces")}
 
-    def law(self) -> Law:
-        """The law for these pools: sorts of which there are none leave the text."""
+    def law(self, waivers: Iterable[str] = ()) -> Law:
+        """The law for these pools, with some waivers in force: sorts of which there are none leave the text."""
         empty = {s for s in law.sorts if self.units.get(s.__name__) == 0} | (set() if self.in_flight else {Loan})
-        return without(law, empty, {"window": self.window, "namespaces": self.namespaces})
+        return without(waive(law, waivers), empty, {"window": self.window, "namespaces": self.namespaces})
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,13 +198,16 @@ def serve(
 def check(
     file: Annotated[Path, typer.Argument(help="An event log, as `--trace` writes it; may be .gz.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    waive: Annotated[
+        str, typer.Option("--waive", help="Accept these named deviations, like W1,W3; see docs/law.md.")
+    ] = "",
 ) -> None:
     """Hold the event log of an engine to the law: the first broken rule, with its unit and owners, or OK."""
     from freehold.spec.monitor import Monitor
     from freehold.spec.trace import read
 
     header, events = read(file)
-    monitor = Monitor(header)
+    monitor = Monitor(header, tuple(w.strip() for w in waive.split(",") if w.strip()))
     counts: Counter[str] = Counter()
     for event in events:
         counts[event.name] += 1
