@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Any
 
 import z3
 
@@ -57,11 +58,38 @@ class ProofReport:
 
 def ask(obligation: Obligation, seed: int, rlimit: int = RLIMIT) -> str:
     """`unsat` when the hypotheses imply the goal."""
+    solver = _solver(seed, rlimit)
+    solver.add(*obligation.hypotheses, z3.Not(obligation.goal))
+    return str(solver.check())
+
+
+def _solver(seed: int, rlimit: int) -> z3.Solver:
     solver = z3.Solver()
     solver.set("rlimit", rlimit)
     solver.set("random_seed", seed)
-    solver.add(*obligation.hypotheses, z3.Not(obligation.goal))
-    return str(solver.check())
+    return solver
+
+
+@dataclass(slots=True)
+class Asker:
+    """Asks one obligation after another under one seed; what several of them assume is said once.
+
+    A solver that has seen other questions may give up where a new one does not: then a new one is asked.
+    """
+
+    seed: int
+    _hypotheses: tuple[Any, ...] | None = None
+    _solver: z3.Solver | None = None
+
+    def ask(self, obligation: Obligation) -> str:
+        if self._solver is None or self._hypotheses is not obligation.hypotheses:
+            self._hypotheses, self._solver = obligation.hypotheses, _solver(self.seed, RLIMIT)
+            self._solver.add(*obligation.hypotheses)
+        self._solver.push()
+        self._solver.add(z3.Not(obligation.goal))
+        verdict = str(self._solver.check())
+        self._solver.pop()
+        return verdict if verdict == "unsat" else ask(obligation, self.seed)
 
 
 def reading(page_size: int, law: Law = the_law) -> Smt:
@@ -74,9 +102,10 @@ def discharge(page_size: int, seeds: Sequence[int], subjects: Sequence[str]) -> 
     """The obligations of some subjects at one page size."""
     found = []
     obligations = Obligations(reading(page_size), the_law)
+    askers = [Asker(seed) for seed in seeds]
     for subject, obligation in ((s, o) for s in subjects for o in obligations.of(s)):
         started = time.perf_counter()
-        verdicts = tuple(ask(obligation, seed) for seed in seeds)
+        verdicts = tuple(asker.ask(obligation) for asker in askers)
         spent = time.perf_counter() - started
         found.append(Proved(obligation.kind, subject, obligation.name, page_size, verdicts, spent))
     return found
