@@ -239,15 +239,22 @@ class Compiler:
             match update:
                 case Change(of, args, bound, where, gains):
                     conjuncts = flatten(where) if gains else [Atom(of, args), *flatten(where)]
-                    loops, known = self.loops(bound, conjuncts, names)
-                    row = ", ".join(known[a] for a in args)
                     # Conditions of all updates read the old state, so the tuples are listed before any is written.
-                    lines.append(f"    t{number} = [({row},) {loops}]" if bound else _single(number, row, loops))
+                    if bound:
+                        loops, known = self.loops(bound, conjuncts, names)
+                        lines.append(f"    t{number} = [({', '.join(known[a] for a in args)},) {loops}]")
+                    else:
+                        row, condition = ", ".join(names[a] for a in args), self._all(conjuncts, names)
+                        lines.append(f"    t{number} = [({row},)]" + (f" if {condition} else []" if condition else ""))
                     writes.append(self._write(of, number, gains))
                 case Assign(of, arg, value):
                     lines.append(f"    t{number} = {self.number(value, names)}")
                     writes += self._assign(of, names[arg], number)
         return "\n".join([*lines, *writes, "    return -1"])
+
+    def _all(self, conjuncts: list[Formula], names: Names) -> str:
+        """The conjunction; nothing for none."""
+        return " and ".join(self.formula(c, names) for c in conjuncts)
 
     def _write(self, of: Relation, number: int, gains: bool) -> str:
         places = "xy"[: len(of.sorts)]
@@ -293,8 +300,8 @@ class Compiler:
 
     def _look_again(self, prop: Property, part: Quantified, v: Element, symbol: str) -> None:
         rest = [b for b in part.bound if b is not v]
-        loops, _ = self.loops(rest, flatten(part.body, negated=True), {v: "x"})
-        broken = f"any(True {loops})" if rest else loops.removeprefix("if ").replace(" if ", " and ")
+        conjuncts = flatten(part.body, negated=True)
+        broken = f"any(True {self.loops(rest, conjuncts, {v: 'x'})[0]})" if rest else self._all(conjuncts, {v: "x"})
         self.watched.setdefault((symbol, type(v).__name__), []).append((prop.name, f"lambda x: not ({broken})"))
 
     def _loose(self, term: object, tracked: Mapping[int, Element]) -> list[tuple[str, Formula | Int]]:
@@ -309,11 +316,6 @@ class Compiler:
             case Atom(Relation(name)) | Apply(Function(name)):
                 return [] if self._mentions(term, tracked) else [(name, term)]
         return []
-
-
-def _single(number: int, row: str, loops: str) -> str:
-    condition = loops.removeprefix("if ").replace(" if ", " and ")
-    return f"    t{number} = [({row},)]" if not condition else f"    t{number} = [({row},)] if {condition} else []"
 
 
 def symbols(term: object) -> set[str]:
