@@ -146,8 +146,8 @@ class Law:
     def sort(self, *sorts: Sort) -> None:
         self.sorts.extend(sorts)
 
-    def relation(self, name: str, *sorts: Sort, doc: str) -> Relation:
-        return _register(self.relations, Relation(name, sorts, doc))
+    def relation(self, name: str, *sorts: Sort, doc: str, ghost: bool = False) -> Relation:
+        return _register(self.relations, Relation(name, sorts, doc, ghost))
 
     def function(self, name: str, sort: Sort, doc: str) -> Function:
         return _register(self.functions, Function(name, sort, doc))

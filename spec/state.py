@@ -102,7 +102,7 @@ opened = law.relation("opened", Session, doc="the session is open")
 closing = law.relation("closing", Session, doc="closing was asked for and waits for the live turn")
 
 held = law.relation("held", Page, doc="the page was given back while a loan touched it, and waits for the loan")
-written = law.relation("written", Page, doc="every token of the tree page is there")
+written = law.relation("written", Page, doc="every token of the tree page is there", ghost=True)
 spoilt = law.relation("spoilt", Record, doc="a loan into the record's room failed: nothing behind C can be committed")
 
 out = law.relation("out", Loan, doc="the loan is open")
@@ -127,7 +127,7 @@ uses_slot = law.relation("uses_slot", Loan, StateSlot, doc="the loan touches the
 host_free = law.relation("host_free", HostPage, doc="the host page is free")
 host_held = law.relation("host_held", HostPage, doc="the host page waits for a loan")
 archive = law.relation("archive", HostPage, doc="the host page is a tree page that lives on the host alone")
-rogue = law.relation("rogue", Page, doc="a borrower that was given up may still write the page")
+rogue = law.relation("rogue", Page, doc="a borrower that was given up may still write the page", ghost=True)
 backup = law.relation("backup", Request, HostPage, doc="the host page keeps KV of the retracted request")
 mirror = law.relation("mirror", Page, HostPage, doc="the host page is a copy of the tree page")
 filling = law.relation("filling", Loan, HostPage, doc="the loan owns the host page, which it fills")

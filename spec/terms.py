@@ -268,11 +268,15 @@ class SetOf(Generic[T]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relation:
-    """A typed relation of one or two places; `rel[x]` fixes the first place of a binary one for an update."""
+    """A typed relation of one or two places; `rel[x]` fixes the first place of a binary one for an update.
+
+    ghost: the law alone keeps it, to say what is right; no engine has a structure that could show it.
+    """
 
     name: str
     sorts: tuple[Sort, ...]
     doc: str = ""
+    ghost: bool = False
 
     def __call__(self, *args: Element) -> Formula:
         for sort, arg in zip(self.sorts, args, strict=True):

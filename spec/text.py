@@ -21,6 +21,7 @@ from freehold.spec.terms import (
     Or,
     Param,
     Quantified,
+    Relation,
     Same,
     SetOf,
 )
@@ -125,11 +126,17 @@ def rule(item: Property) -> str:
     return f"| `{item.name}` | {item.group} | {item.doc} | `{formula(item.term)}` |"
 
 
+def _meaning(relation: Relation) -> str:
+    return f"{relation.doc} (ghost: the law alone keeps it)" if relation.ghost else relation.doc
+
+
 def markdown(law: Law) -> str:
     """The whole law."""
     head = ["| property | holds | in words | meaning |", "|---|---|---|---|"]
     parts = [f"# The law: {law.name}", "", "## State", "", "| relation or function | of | meaning |", "|---|---|---|"]
-    parts += [f"| `{r.name}` | {', '.join(s.__name__ for s in r.sorts)} | {r.doc} |" for r in law.relations.values()]
+    parts += [
+        f"| `{r.name}` | {', '.join(s.__name__ for s in r.sorts)} | {_meaning(r)} |" for r in law.relations.values()
+    ]
     parts += [f"| `{f.name}` | {f.sort.__name__} → Int | {f.doc} |" for f in law.functions.values()]
     parts += ["", "## Invariants", "", *head, *(rule(p) for p in law.invariants.values())]
     parts += ["", "## Events", "", *(action(a) for a in law.actions.values())]
