@@ -8,25 +8,29 @@ from typing import Any
 
 from freehold.spec.concrete import State
 from freehold.spec.source import Compiled
-from freehold.spec.state import Page, Row
+from freehold.spec.state import POOLS
 from freehold.spec.terms import Relation
 from freehold.spec.trace import BadTrace, Event
-from freehold.spec.verdict import Kind, Verdict, holder_of, name_of, owners_of
+from freehold.spec.verdict import OWNERS, UNITS, Kind, Verdict, holder_of, name_of, owners_of, sort_name
 
-_UNIT = re.compile(r"\b(page|row) (\d+)")
+_SORTS = {sort_name(sort): sort for sort in UNITS}
+_UNIT = re.compile(rf"\b({'|'.join(sorted(_SORTS, key=len, reverse=True))}) (\d+)")
+FREE = frozenset({"row_free", *(pool.free.name for pool in POOLS)})
 # Where the engine has a fact too many, a unit has an owner or a user too many; one too few where it lacks the fact. Of
-# locks it is the reverse: a receipt too many keeps a page for ever, one too few lets it be evicted under its user.
-OWNING = frozenset({"free", "owns", "in_tree", "row_free", "row_of", "maps", "kv", "slot_kv"})
-KEEPING = frozenset({"locks"})
+# locks and loans it is the reverse: one too many keeps a unit for ever, one too few lets it go under its user.
+OWNING = FREE | {"row_of", "maps", "kv", "slot_kv"} | {r.name for pool in POOLS for r in pool.owners}
+KEEPING = frozenset({
+    "locks", "out", "reads", "writes", "uses_swa", "uses_slot", "uses_host", *(pool.held.name for pool in POOLS),
+})  # fmt: skip
 
 
 def compare(event: Event, observed: Mapping[str, Any], compiled: Compiled) -> Verdict | None:
     """The first difference between an observed state and the law's, as a verdict.
 
-    `observed` has a list of tuples per relation, a mapping per function (as a list of pairs in a file, since JSON has
-    no numbers for keys), and `conflicts`, sentences about what a relation cannot even express (one page at two
-    positions). A unit that has owners in the law and none in the engine, or the reverse, is told apart from one with a
-    different owner.
+    `observed` has a list of tuples per relation of the law that is no ghost, a mapping per function (as a list of pairs
+    in a file, since JSON has no numbers for keys), and `conflicts`, sentences about what a relation cannot even express
+    (one page at two positions). A unit that has owners in the law and none in the engine, or the reverse, is told apart
+    from one with a different owner.
     """
     conflicts = observed.get("conflicts", ())
     if not isinstance(conflicts, list | tuple) or not all(isinstance(c, str) for c in conflicts):
@@ -35,6 +39,8 @@ def compare(event: Event, observed: Mapping[str, Any], compiled: Compiled) -> Ve
     if conflicts:
         return _conflict(event, conflicts[0], state)
     for name, relation in compiled.law.relations.items():
+        if relation.ghost:
+            continue
         seen = _tuples(event, relation, observed)
         missing, extra = state.relations[name] - seen, seen - state.relations[name]
         if missing or extra:
@@ -76,8 +82,7 @@ def _conflict(event: Event, text: str, state: State) -> Verdict:
     found = _UNIT.search(text)
     unit, owners = "the engine's tensors", list[str]()
     if found is not None:
-        kind, number = Page if found[1] == "page" else Row, int(found[2])
-        unit, owners = found[0], owners_of(kind("x"), number, state)
+        unit, owners = found[0], owners_of(_SORTS[found[1]]("x"), int(found[2]), state)
     return Verdict("observe", text, event.number, "observe", "excess", unit, (*owners, "the engine's tensors: " + text))
 
 
@@ -85,13 +90,13 @@ def _difference(event: Event, relation: Relation, values: tuple[Any, ...], extra
     where = "the engine has it, the events don't" if extra else "the events have it, the engine doesn't"
     clause = f"{relation.name}({', '.join(map(str, values))}): {where}"
     parties = [(s("x"), v) for s, v in zip(relation.sorts, values, strict=True)]
-    units = [(p, v) for p, v in parties if isinstance(p, Page | Row)]
+    units = [(p, v) for p, v in parties if isinstance(p, UNITS)]
     unit = name_of(*(units or parties)[-1])
     owners = [o for p, v in units for o in owners_of(p, v, state)]
-    claimants = [(p, v) for p, v in parties if not isinstance(p, Page | Row)]
+    claimants = [(p, v) for p, v in parties if not isinstance(p, UNITS)]
     owners += [f"{holder_of(p, v, state)}, by its tensors" for p, v in claimants if extra]
-    if relation.name in ("free", "in_tree", "row_free") and extra:
-        owners.append({"in_tree": "the prefix tree"}.get(relation.name, "the free list") + ", by its tensors")
+    if relation.name in FREE | OWNERS.keys() and extra:
+        owners.append(OWNERS.get(relation.name, "the free list") + ", by its tensors")
     kind: Kind = "order"
     if relation.name in OWNING | KEEPING:
         kind = "excess" if extra == (relation.name in OWNING) else "deficit"

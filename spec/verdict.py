@@ -7,13 +7,27 @@ wrongly yet, but the event does not belong here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from freehold.spec.concrete import State
-from freehold.spec.state import Page, Record, Request, Row, Session
-from freehold.spec.terms import Element, Formula
+from freehold.spec.state import POOLS, Loan, Page, Pool, Record, Row, law, lent
+from freehold.spec.terms import (
+    Apply,
+    Arith,
+    Atom,
+    Compare,
+    Element,
+    Formula,
+    Int,
+    Not,
+    Quantified,
+    Relation,
+    Same,
+    Sort,
+)
 from freehold.spec.trace import Event
 
 Kind = Literal["excess", "deficit", "order"]
@@ -25,6 +39,12 @@ DEFICITS = frozenset({
     "no_page_leaks", "no_row_leaks", "owned_page_is_mapped", "locked_page_is_mapped", "kept_room_is_written",
     "row_has_a_holder", "kv_needs_a_row", "holder_is_admitted", "closing_session_is_busy", "turn_is_not_out",
     "only_sessions_hold", "no_request_holds", "no_turn_is_live",
+    "the record has no state", "no state hangs on it", "no host copy hangs on it",
+    "state_needs_a_row", "snapshot_is_in_tree", "mirror_is_of_a_tree_page", "claimant_waits", "backup_has_a_user",
+    "filling_loan_is_open",
+    *(f"no_{pool.name}_unit_leaks" for pool in POOLS if pool.unit is not Page),
+    *(f"held_{pool.name}_unit_is_touched" for pool in POOLS),
+    *(f"only_open_loans_touch_{pool.name}" for pool in POOLS),
 })  # fmt: skip
 # Clauses that are about the time of an event and not about a unit's owner.
 ORDERS = frozenset({
@@ -35,7 +55,26 @@ ORDERS = frozenset({
     "the session has no live turn", "the request is no other session's turn",
     "the request is the session's live turn", "place_exists", "session_has_one_turn", "turn_has_one_session",
     "only_open_sessions_live", "no lock waits to be attached",
+    "there is more than one namespace", "the namespace exists", "the record is empty", "the position is natural",
+    "the model has a sliding window", "the cursor stands at a page border", "the cursor moves on",
+    "a cut before the window is at a page border", "cursor_is_behind_written",
+    "the request waits", "the loan is new", "the loan is open", "the end has a name",
+    "what it is ordered behind is open", "what it is ordered behind has closed",
+    "order_is_of_open_loans", "loan_has_one_account", "nameless_without_a_row",
+    "the state has seen exactly the committed tokens", "the running state has seen the new tokens",
+    "the state has seen exactly the tokens up to the page's end", "the page ends where the record does",
+    "claimed_state_is_fresh", "snapshot_is_of_its_page", "state_is_not_ahead",
 })  # fmt: skip
+# What an owner or a user does with a unit, in a verdict's words.
+VERBS: Mapping[str, str] = {
+    "owns": "owns it", "locks": "locks it", "maps": "maps it", "target": "loads it", "reads": "reads it",
+    "writes": "writes it", "peer": "has it as its other half", "uses_swa": "uses it", "claims": "claimed it",
+    "state": "runs in it", "snapshot": "has it as its checkpoint", "uses_slot": "uses it",
+    "backup": "keeps KV in it", "mirror": "is copied in it", "filling": "fills it", "uses_host": "reads it",
+}  # fmt: skip
+OWNERS: Mapping[str, str] = {"in_tree": "the prefix tree", "archive": "the prefix tree's part on the host"}
+UNITS: tuple[Sort, ...] = (Page, Row, *(pool.unit for pool in POOLS if pool.unit is not Page))
+POOL_OF: Mapping[Sort, Pool] = {pool.unit: pool for pool in POOLS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,47 +113,93 @@ def describe(
 ) -> Verdict:  # fmt: skip
     """The verdict for a false clause or invariant, from the values that make it false."""
     named = {**{p: v for p, v in env.items() if isinstance(p, Element)}, **culprit}
-    unit = next((name_of(p, v) for s in (Page, Row) for p, v in culprit.items() if isinstance(p, s)), None)
-    unit = unit or next((name_of(p, v) for s in (Page, Row) for p, v in named.items() if isinstance(p, s)), None)
+    said = {p: env[p] for p in variables(term) if p in env}
     first = next(iter(named.items()), None)
+    unit = _unit(culprit) or _unit(said) or _unit(named)
     unit = unit or (name_of(*first) if first is not None else "the scheduler")
     owners: list[str] = []
     for param, value in named.items():
-        if isinstance(param, Page | Row):
+        if isinstance(param, UNITS):
             owners += [o for o in owners_of(param, value, state) if o not in owners]
-        elif isinstance(param, Record | Request | Session):
+        elif not any(re.match(rf"{re.escape(name_of(param, value))}\b", o) for o in owners):
             label = holder_of(param, value, state)
-            if all(not o.startswith(name_of(param, value)) for o in owners):
-                owners.append(f"{label}, claiming" if isinstance(param, Record) else label)
+            owners.append(f"{label}, claiming" if isinstance(param, Record) else label)
     keys = {rule, clause}
     kind: Kind = "deficit" if keys & DEFICITS else "order" if keys & ORDERS else "excess"
     return Verdict(rule, clause, event.number, str(event), kind, unit, tuple(owners))
 
 
+def _unit(values: Mapping[Element, Any]) -> str | None:
+    return next((name_of(p, v) for s in UNITS for p, v in values.items() if isinstance(p, s)), None)
+
+
+def variables(term: Formula | Int) -> Iterator[Element]:
+    """The elements that a formula speaks of, in the order in which it names them; bound ones as well."""
+    match term:
+        case Atom(_, args):
+            yield from args
+        case Apply(_, arg):
+            yield arg
+        case Compare(_, left, right) | Arith(_, left, right):
+            yield from (*variables(left), *variables(right))
+        case Same(left, right):
+            yield from (left, right)
+        case Not(body) | Quantified(_, _, body):
+            yield from variables(body)
+    for part in getattr(term, "parts", ()):
+        yield from variables(part)
+
+
+def sort_name(sort: Sort) -> str:
+    """`swa page` for the sort SwaPage."""
+    return re.sub(r"(?<=.)(?=[A-Z])", " ", sort.__name__).lower()
+
+
 def name_of(param: Element, value: Any) -> str:
-    return f"{type(param).__name__.lower()} {value}"
+    return f"{sort_name(type(param))} {value}"
 
 
 def holder_of(param: Element, value: Any, state: State) -> str:
-    """A record with the request or session that holds it; anything else by its name."""
-    if not isinstance(param, Record):
-        return name_of(param, value)
-    requests = [f"request {r}" for r, k in sorted(state.relations["kv"], key=str) if k == value]
-    sessions = [f"session {s}" for s, k in sorted(state.relations["slot_kv"], key=str) if k == value]
-    return f"record {value} (held by {', '.join([*requests, *sessions]) or 'nobody'})"
+    """A record, loan or page with those on whose account it is; anything else by its name."""
+    match param:
+        case Record():
+            requests = [f"request {r}" for r, k in _tuples(state, "kv") if k == value]
+            sessions = [f"session {s}" for s, k in _tuples(state, "slot_kv") if k == value]
+            return f"record {value} (held by {', '.join([*requests, *sessions]) or 'nobody'})"
+        case Loan():
+            records = [holder_of(Record("k"), k, state) for o, k in _tuples(state, lent.name) if o == value]
+            return f"loan {value} (for {', '.join(records)})" if records else f"loan {value}"
+        case Page():
+            tree = [OWNERS["in_tree"]] if (value,) in _tuples(state, "in_tree") else []
+            records = [holder_of(Record("k"), k, state) for k, p in _tuples(state, "owns") if p == value]
+            return f"page {value} (of {', '.join([*tree, *records]) or 'nobody'})"
+    return name_of(param, value)
 
 
 def owners_of(param: Element, value: Any, state: State) -> list[str]:
-    """Everyone who owns a page or a row, and who locks or maps a page."""
-    record = Record("k")
+    """Everyone who owns a unit, who waits for it, and who locks, maps or touches it in flight."""
     if isinstance(param, Row):
         free = ["the free rows"] if (value,) in state.relations["row_free"] else []
-        return free + [holder_of(record, k, state) for k, w in sorted(state.relations["row_of"]) if w == value]
-    owners = ["the free list"] if (value,) in state.relations["free"] else []
-    owners += ["the prefix tree"] if (value,) in state.relations["in_tree"] else []
-    for relation, verb in (("owns", "owns it"), ("locks", "locks it"), ("maps", "maps it")):
-        for k, p in sorted(state.relations[relation]):
-            label = holder_of(record, k, state)
-            if p == value and all(not o.startswith(label) for o in owners):
-                owners.append(f"{label}, {verb}")
+        return free + [holder_of(Record("k"), k, state) for k, w in _tuples(state, "row_of") if w == value]
+    pool = POOL_OF[type(param)]
+    owners = ["the free list"] if (value,) in _tuples(state, pool.free.name) else []
+    if (value,) in _tuples(state, pool.held.name):
+        owners.append("the held list, until the last loan that touches it closes")
+    owners += [OWNERS[r.name] for r in pool.owners if len(r.sorts) == 1 and (value,) in _tuples(state, r.name)]
+    for relation in _relations_to(pool):
+        for x, unit in _tuples(state, relation.name):
+            label = holder_of(relation.sorts[0]("x"), x, state)
+            if unit == value and all(not o.startswith(f"{label}, ") for o in owners):
+                owners.append(f"{label}, {VERBS[relation.name]}")
     return owners
+
+
+def _relations_to(pool: Pool) -> list[Relation]:
+    """Who can own a unit, then who can use or touch it: relations between something else and the unit."""
+    users = [r for r in law.relations.values() if len(r.sorts) == 2 and r.sorts[1] is pool.unit is not r.sorts[0]]
+    return sorted(users, key=lambda r: r not in pool.owners)
+
+
+def _tuples(state: State, relation: str) -> list[tuple[Any, ...]]:
+    """The tuples of a relation, which the law of an engine without the pool does not have."""
+    return sorted(state.relations.get(relation, ()), key=str)
