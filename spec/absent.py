@@ -91,6 +91,7 @@ class _Without:
         actions = {n: self.action(a) for n, a in law.actions.items() if self._possible(a.params)}
         actions = {n: a for n, a in actions.items() if all(c.term is not FALSE for c in a.guard)}
         made = {n: self.operation(o, actions) for n, o in law.operations.items() if self._possible(o.params)}
+        actions = {n: a for n, a in actions.items() if _matters(a) or not _matters(law.actions[n])}
         invariants = {n: self.property(p) for n, p in law.invariants.items()}
         invariants = {n: p for n, p in invariants.items() if p.term is not TRUE}
         for name, p in invariants.items():
@@ -135,7 +136,7 @@ class _Without:
             args = zip(step.action.params, step.args, strict=True)
             kept = tuple(self.argument(a) for p, a in args if self._kept(p))
             left = actions[step.action.name]
-            if left.updates or left.guard:
+            if _matters(left):
                 steps.append(Step(left, kept))
         return replace(operation, guard=guard, steps=tuple(steps))
 
@@ -195,6 +196,11 @@ class _Without:
                 a, b = self.integer(left), self.integer(right)
                 return a if op in "+-" and isinstance(b, Literal_) and b.value == 0 else Arith(op, a, b)
         return term
+
+
+def _matters(action: Action) -> bool:
+    """Whether an event asks or changes anything; the release of states does not where there are none."""
+    return bool(action.updates or action.guard)
 
 
 def _compared(op: Literal["<", "<=", "=="], left: Int, right: Int) -> Formula:

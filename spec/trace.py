@@ -19,6 +19,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -27,7 +28,7 @@ from freehold.spec.errors import InvalidInput
 from freehold.spec.language import Law
 from freehold.spec.law import law
 from freehold.spec.state import End, Loan, Place, Request, Session
-from freehold.spec.terms import SetOf
+from freehold.spec.terms import SetOf, Sort
 from freehold.spec.waivers import WAIVERS, waive
 
 VERSION = 1
@@ -100,7 +101,13 @@ class Header:
     def law(self, waivers: Iterable[str] = ()) -> Law:
         """The law for these pools, with some waivers in force: sorts of which there are none leave the text."""
         empty = {s for s in law.sorts if self.units.get(s.__name__) == 0} | (set() if self.in_flight else {Loan})
-        return without(waive(law, waivers), empty, {"window": self.window, "namespaces": self.namespaces})
+        return _law_without(frozenset(empty), self.window, self.namespaces, tuple(waivers))
+
+
+@lru_cache(maxsize=64)
+def _law_without(empty: frozenset[Sort], window: int, namespaces: int, waivers: tuple[str, ...]) -> Law:
+    """Made once for all engines that have the same pools."""
+    return without(waive(law, waivers), empty, {"window": window, "namespaces": namespaces})
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True, deadline=None)
 @given(st.sampled_from([*law.relations, *law.functions, "conflicts"]), values)
 def test_whatever_is_observed_is_judged_or_refused(name: str, value: Any) -> None:
     monitor = watch(*ADMIT_A, *FILL_A, ("publish", 1, 4), RUN_A)
