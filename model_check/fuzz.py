@@ -17,7 +17,6 @@ from freehold.model_check.programs import Program, Run, run_program
 from freehold.model_check.refinement import Profile, refine
 from freehold.model_check.watch import Check, Violation
 from freehold.spec.errors import InvalidInput
-from freehold.spec.law import law
 from freehold.spec.trace import Header, TraceWriter
 
 EXAMPLES = 8
@@ -122,9 +121,9 @@ def write_trace(run: Run, program: Program, path: Path) -> None:
 
 def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
     """An observed state as a log has it: relations and functions as sorted lists of lists."""
-    shown: dict[str, Any] = {name: sorted(map(list, state[name]), key=str) for name in law.relations}
-    shown |= {name: sorted(map(list, state[name].items()), key=str) for name in law.functions}
-    return shown | {"conflicts": list(state["conflicts"])}
+    facts = {name: seen.items() if isinstance(seen, Mapping) else seen for name, seen in state.items()}
+    conflicts = list(facts.pop("conflicts"))
+    return {name: sorted(map(list, tuples), key=str) for name, tuples in facts.items()} | {"conflicts": conflicts}
 
 
 def _folder(out_dir: Path | str) -> Path:

@@ -20,7 +20,6 @@ from freehold.model_check.clients import Asked, Talk
 from freehold.model_check.content import ContentExecutor, continuation, right_kv, wrong_row, wrong_tree
 from freehold.model_check.watch import ALL, Check, Violated, Violation, Watch
 from freehold.spec.errors import InvalidInput
-from freehold.spec.law import law
 from freehold.spec.monitor import falsifier
 from freehold.spec.observed import compare
 from freehold.spec.trace import Event, Header
@@ -241,7 +240,7 @@ class Checked:
 
     def _look_at_invariants(self) -> None:
         compiled = self.watch.monitor.compiled
-        for name, prop in law.invariants.items():
+        for name, prop in self.watch.monitor.law.invariants.items():
             if prop.group in ("always", "step") and not compiled.properties[name]():
                 state, event = compiled.state(), self._next_event("mark", "step")
                 verdict = describe(name, prop.doc, event, prop.term, falsifier(prop.term, {}, state), {}, state)

@@ -160,6 +160,27 @@ class EngineMachine(RuleBasedStateMachine):
                 self.do("close", session)
             self.do(*(("step", steps) if steps else ("drain",)))
 
+    @rule(
+        session=sessions, prompt=prompts, length=st.integers(1, 6), saved=st.booleans(), closes=st.booleans(),
+        steps=st.integers(0, 1),
+    )  # fmt: skip
+    def hang_up(self, session: int, prompt: list[int], length: int, saved: bool, closes: bool, steps: int) -> None:
+        """A turn whose client goes away while it waits or at its start, in a session that has KV or has none."""
+        if not saved and f"s{session}" in self.checked.talks:
+            self.do("close", session)
+        if f"s{session}" not in self.checked.talks:
+            self.do("open", session)
+        if saved:
+            self.do("turn", session, prompt[:1], 1, -1)
+            self.do("drain")
+        self.do("turn", session, prompt[:length], 4, -1)
+        if steps:
+            self.do("step", steps)
+        if closes:
+            self.do("close", session)
+        self.do("abort", -1)
+        self.do("step", 1)
+
     @rule(length=st.integers(1, 6), publishes=st.booleans())
     def crowd(self, length: int, publishes: bool) -> None:
         """As many as may run, which together outgrow the pool: somebody has to give way."""
