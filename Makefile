@@ -32,11 +32,12 @@ verify: $(STAMP)  ## prove, search, test and watch; one table, non-zero on any g
 test: $(STAMP)  ## the test suite
 	$(BIN)/python -m pytest
 
-lint: $(STAMP)  ## ruff, mypy --strict, import rules
+lint: $(STAMP)  ## ruff, mypy --strict, import rules; docs/law.md is current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p freehold
 	$(BIN)/lint-imports
+	$(BIN)/freehold law --check docs/law.md
 	@long=$$(git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 500'); \
 	 if [ -n "$$long" ]; then echo "over 500 lines: $$long"; exit 1; fi
 

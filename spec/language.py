@@ -13,13 +13,14 @@ folds over: `concrete`, `source`, `text` here, `smt` and `vector` among the inst
 
 Updates read the old state and happen together; what is not assigned does not change. All choice is in the parameters.
 A term has no truth value: `and`, `or`, `if` over terms raise at once instead of silently meaning something else.
+A docstring may end in a line `Source: …` that says where the item comes from.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from freehold.spec.terms import (
@@ -63,6 +64,7 @@ class Action:
     guard: tuple[Clause, ...]
     updates: tuple[Update, ...]
     doc: str
+    source: str = ""
 
     def __call__(self, *args: Any) -> Step:
         if len(args) != len(self.params):
@@ -110,6 +112,7 @@ class Operation:
     guard: tuple[Clause, ...]
     steps: tuple[Step, ...]
     doc: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +125,7 @@ class Property:
     group: str
     params: tuple[Param, ...] = ()
     uses: tuple[Property, ...] = ()
+    source: str = ""
 
 
 @dataclass(slots=True)
@@ -159,38 +163,34 @@ class Law:
         assigned = [(u.of, u.arg) for u in updates if isinstance(u, Assign)]
         if len(set(assigned)) != len(assigned):
             raise LawError(f"{write.__name__} assigns the same value twice")
-        return _register(self.actions, Action(_name(write), params, guard, updates, _doc(write)))
+        return _register(self.actions, Action(_name(write), params, guard, updates, *_doc(write)))
 
     def operation(self, write: Callable[..., Any]) -> Operation:
         params, parts = _trace(write)
         guard = tuple(Clause(p[1], p[0]) for p in parts if isinstance(p, tuple))
         steps = tuple(p for p in parts if isinstance(p, Step))
-        return _register(self.operations, Operation(_name(write), params, guard, steps, _doc(write)))
+        return _register(self.operations, Operation(_name(write), params, guard, steps, *_doc(write)))
 
     def invariant(self, group: Group) -> Callable[[Callable[[], Formula]], Property]:
-        return lambda write: _register(self.invariants, Property(_name(write), write(), _doc(write), group))
+        return lambda write: _register(self.invariants, _property(write, (), group))
 
     def theorem(self, *uses: Property) -> Callable[[Callable[[], Formula]], Property]:
         """An invariant that follows from the named ones alone; saying which keeps its proof short and stable."""
-        return lambda write: _register(
-            self.invariants, Property(_name(write), write(), _doc(write), "theorem", uses=uses)
-        )
+        return lambda write: _register(self.invariants, replace(_property(write, (), "theorem"), uses=uses))
 
     def contract(self, action: Action) -> Callable[[Callable[..., Formula]], Property]:
         def record(write: Callable[..., Formula]) -> Property:
             name = f"{action.name}: {_name(write).strip('_').replace('_', ' ')}"
-            prop = Property(name, write(*action.params), _doc(write), action.name, action.params)
-            return _register(self.contracts, prop)
+            return _register(self.contracts, replace(_property(write, action.params, action.name), name=name))
 
         return record
 
     def lemma(self, write: Callable[..., Formula]) -> Property:
         """A consequence for all values of its last parameter, an integer: proved by descent from above."""
-        params = _parameters(write)
-        return _register(self.lemmas, Property(_name(write), write(*params), _doc(write), "lemma", params))
+        return _register(self.lemmas, _property(write, _parameters(write), "lemma"))
 
     def witness(self, of: Property) -> Callable[[Callable[[], Formula]], Property]:
-        return lambda write: _register(self.witnesses, Property(_name(write), write(), _doc(write), of.name))
+        return lambda write: _register(self.witnesses, _property(write, (), of.name))
 
 
 R = TypeVar("R", Relation, Function, Action, Operation, Property)
@@ -207,8 +207,15 @@ def _name(write: Callable[..., Any]) -> str:
     return write.__name__.rstrip("_")
 
 
-def _doc(write: Callable[..., Any]) -> str:
-    return inspect.getdoc(write) or ""
+def _doc(write: Callable[..., Any]) -> tuple[str, str]:
+    """What an item says, and where it comes from: the text behind `Source:` at the start of a line."""
+    words, _, source = f"\n{inspect.getdoc(write) or ''}".partition("\nSource:")
+    return words.strip(), " ".join(source.split())
+
+
+def _property(write: Callable[..., Formula], params: tuple[Param, ...], group: str) -> Property:
+    words, source = _doc(write)
+    return Property(_name(write), write(*params), words, group, params, source=source)
 
 
 def _parameters(write: Callable[..., Any]) -> tuple[Param, ...]:

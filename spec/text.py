@@ -1,8 +1,11 @@
-"""The text reading: the law as a person reads it, in Markdown."""
+"""The text reading: terms, events and steps as a person reads them; `document` makes a page of them."""
 
 from __future__ import annotations
 
-from freehold.spec.language import Action, Law, Operation, Property, Step
+from collections.abc import Iterator
+from enum import IntEnum
+
+from freehold.spec.language import Action, Argument, Comprehension, Operation, Step
 from freehold.spec.terms import (
     And,
     Apply,
@@ -33,12 +36,12 @@ _COMPARE = {"<": "<", "<=": "≤", "==": "="}
 def formula(term: Formula) -> str:
     """`∀ k: Record, p: Page · owns(k, p) → maps(k, p)`."""
     match term:
-        case And(parts):
-            return " ∧ ".join(_inner(p) for p in parts) or "true"
+        case And():
+            return " ∧ ".join(map(_inner, _flat(term, And))) or "true"
         case Or((Not(premise), conclusion)):
             return f"{_inner(premise)} → {_inner(conclusion)}"
-        case Or(parts):
-            return " ∨ ".join(_inner(p) for p in parts) or "false"
+        case Or():
+            return " ∨ ".join(map(_inner, _flat(term, Or))) or "false"
         case Not(Same(left, right)):
             return f"{left.name} ≠ {right.name}"
         case Not(body):
@@ -54,6 +57,19 @@ def formula(term: Formula) -> str:
     raise TypeError(term)
 
 
+def _flat(term: Formula, kind: type[And | Or]) -> Iterator[Formula]:
+    """The parts of a conjunction of conjunctions, or of a disjunction of those; an implication stays one part."""
+    if not isinstance(term, kind) or (isinstance(term, Or) and _implies(term)):
+        yield term
+        return
+    for part in term.parts:
+        yield from _flat(part, kind)
+
+
+def _implies(term: Or) -> bool:
+    return len(term.parts) == 2 and isinstance(term.parts[0], Not)
+
+
 def _inner(term: Formula) -> str:
     bare = isinstance(term, Atom | Compare | Same) or (isinstance(term, Not) and isinstance(term.body, Atom | Same))
     single = isinstance(term, And) and len(term.parts) == 1
@@ -62,6 +78,8 @@ def _inner(term: Formula) -> str:
 
 def number(term: Int) -> str:
     match term:
+        case Literal_(IntEnum() as value):
+            return value.name
         case Literal_(value):
             return str(value)
         case Constant(name) | IntVar(name):
@@ -70,9 +88,17 @@ def number(term: Int) -> str:
             return f"{_prime(of.name, primed)}({arg.name})"
         case Arith(("min" | "max") as op, left, right):
             return f"{op}({number(left)}, {number(right)})"
+        case Arith("//", left, right):
+            return f"⌊{_factor(left)} / {_factor(right)}⌋"
+        case Arith("*", left, right):
+            return f"{_factor(left)} * {_factor(right)}"
         case Arith(op, left, right):
-            return f"({number(left)} {op} {number(right)})"
+            return f"{number(left)} {op} {_factor(right) if op == '-' else number(right)}"
     raise TypeError(term)
+
+
+def _factor(term: Int) -> str:
+    return f"({number(term)})" if isinstance(term, Arith) and term.op in ("+", "-") else number(term)
 
 
 def _prime(name: str, primed: bool) -> str:
@@ -103,45 +129,18 @@ def signature(item: Action | Operation) -> str:
     return f"{item.name}({', '.join(_typed(p) for p in item.params)})"
 
 
-def action(item: Action) -> str:
-    """An event as a Markdown section: its guard clauses with their meaning, and its updates."""
-    lines = [f"### `{signature(item)}`", "", item.doc, "", "| requires | meaning |", "|---|---|"]
-    lines += [f"| {c.text} | `{formula(c.term)}` |" for c in item.guard]
-    lines += ["", "| effect |", "|---|", *(f"| `{update(u)}` |" for u in item.updates), ""]
-    return "\n".join(lines)
+def argument(value: Argument) -> str:
+    """`k`, `A(k) + 1`, `{p}`, `{x : owns(k, x)}`."""
+    match value:
+        case Comprehension(bound, Same(left, right)) if left is bound or right is bound:
+            return f"{{{(right if left is bound else left).name}}}"
+        case Comprehension(bound, where):
+            return f"{{{bound.name} : {formula(where)}}}"
+        case Int():
+            return number(value)
+    return value.name
 
 
-def operation(item: Operation) -> str:
-    """An operation as a Markdown table row: its preconditions and its events in order."""
-    requires = "; ".join(c.text for c in item.guard) or "-"
-    return f"| `{signature(item)}` | {item.doc} | {requires} | {' · '.join(_step(s) for s in item.steps)} |"
-
-
-def _step(step: Step) -> str:
-    return f"`{step.action.name}`"
-
-
-def rule(item: Property) -> str:
-    """A property as a Markdown table row."""
-    return f"| `{item.name}` | {item.group} | {item.doc} | `{formula(item.term)}` |"
-
-
-def _meaning(relation: Relation) -> str:
-    return f"{relation.doc} (ghost: the law alone keeps it)" if relation.ghost else relation.doc
-
-
-def markdown(law: Law) -> str:
-    """The whole law."""
-    head = ["| property | holds | in words | meaning |", "|---|---|---|---|"]
-    parts = [f"# The law: {law.name}", "", "## State", "", "| relation or function | of | meaning |", "|---|---|---|"]
-    parts += [
-        f"| `{r.name}` | {', '.join(s.__name__ for s in r.sorts)} | {_meaning(r)} |" for r in law.relations.values()
-    ]
-    parts += [f"| `{f.name}` | {f.sort.__name__} → Int | {f.doc} |" for f in law.functions.values()]
-    parts += ["", "## Invariants", "", *head, *(rule(p) for p in law.invariants.values())]
-    parts += ["", "## Events", "", *(action(a) for a in law.actions.values())]
-    parts += ["## Operations", "", "| operation | in words | requires | events |", "|---|---|---|---|"]
-    parts += [operation(o) for o in law.operations.values()]
-    parts += ["", "## Contracts", "", *head, *(rule(p) for p in law.contracts.values())]
-    parts += ["", "## Witnesses", "", *head, *(rule(p) for p in law.witnesses.values()), ""]
-    return "\n".join(parts)
+def step(item: Step) -> str:
+    """`release(k, {p : owns(k, p)})`."""
+    return f"{item.action.name}({', '.join(argument(a) for a in item.args)})"

@@ -133,15 +133,6 @@ def explore(
         raise typer.Exit(1)
 
 
-@app.command("law")
-def show_law() -> None:
-    """Print the law as Markdown: state, invariants, events, operations, contracts, witnesses."""
-    from freehold.spec.law import law
-    from freehold.spec.text import markdown
-
-    typer.echo(markdown(law))
-
-
 @app.command("gpu-check")
 def gpu_check() -> None:
     """On a GPU: kernels against their references, engine tokens against the CPU's; exit 3 where there is none."""
