@@ -16,19 +16,25 @@ from freehold.model_check.successors import Grain, Instance, Plan, operations, w
 from freehold.model_check.vector import Batch, Tensor
 from freehold.spec import concrete
 from freehold.spec.language import Clause, Law, Operation, Property
+from freehold.spec.owners import Owners
 from freehold.spec.terms import Formula, SetOf
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken invariant, a shortest trace to it, and the state at its end; the concrete reading agrees."""
+    """A broken invariant, a shortest trace to it, and the state at its end; the concrete reading agrees.
+
+    `odd` names the units that have two owners there, or none.
+    """
 
     invariant: Property
     trace: tuple[Taken, ...]
     state: concrete.State
+    odd: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.invariant.name} is broken after {len(self.trace)} steps:\n{listing(self.trace)}"
+        head = f"{self.invariant.name} is broken after {len(self.trace)} steps: {self.invariant.doc}"
+        return "\n".join([head, listing(self.trace), *(f"  {words}" for words in self.odd)])
 
 
 def retrace(
@@ -65,7 +71,7 @@ def replay(law: Law, codec: Codec, grain: Grain, trace: Sequence[Taken]) -> tupl
     Raises ReadingsDisagree when that forbids a step.
     """
     state = concrete.initial(law, codec.scope.sizes, codec.scope.constants)
-    by_name = {o.name: o for o in operations(law, grain)}
+    by_name, owners = {o.name: o for o in operations(law, grain)}, Owners(law)
     steps: list[Taken] = []
     for step in trace:
         operation = by_name[step.operation]
@@ -73,8 +79,10 @@ def replay(law: Law, codec: Codec, grain: Grain, trace: Sequence[Taken]) -> tupl
         outcome = concrete.operate(operation, env, state)
         if isinstance(outcome, Clause):
             raise ReadingsDisagree(f"the concrete reading forbids {step}: {outcome.text}")
-        events, state = outcome
-        steps.append(taken(operation, {p: step.arguments[p.name] for p in operation.params}, events))
+        events, after = outcome
+        arguments = {p: step.arguments[p.name] for p in operation.params}
+        steps.append(taken(operation, arguments, events, owners.changed(state, after)))
+        state = after
     return tuple(steps), state
 
 
@@ -86,7 +94,7 @@ def confirmed(
     steps, state = replay(law, codec, grain, trace)
     if concrete.holds(term, {}, state):
         raise ReadingsDisagree(f"the concrete reading finds {invariant.name} intact after {[str(t) for t in trace]}")
-    return Violation(invariant, steps, state)
+    return Violation(invariant, steps, state, Owners(law).odd(state))
 
 
 def _value(param: Any, number: int) -> Any:

@@ -16,9 +16,10 @@ import z3
 
 from freehold.model_check.obligations import Obligation, Obligations
 from freehold.model_check.smt import Smt, View
-from freehold.model_check.steps import ReadingsDisagree, call
+from freehold.model_check.steps import ReadingsDisagree, call, changes
 from freehold.spec import concrete
 from freehold.spec.language import Clause, Law
+from freehold.spec.owners import Handed, Owners
 from freehold.spec.terms import Element, IntVar, Param, SetOf
 
 SCOPE: Mapping[str, int] = {
@@ -33,7 +34,10 @@ CONSTANTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """A state before, the parameters, and the state after in which the property fails."""
+    """A state before, the parameters, and the state after in which the property fails.
+
+    `handed` are the units that got another owner, `odd` those that have two afterwards, or none.
+    """
 
     kind: str
     subject: str
@@ -41,12 +45,15 @@ class Counterexample:
     before: concrete.State
     parameters: dict[str, Any]
     after: concrete.State
+    handed: tuple[Handed, ...] = ()
+    odd: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         before, after = facts(self.before), facts(self.after)
         lines = [f"{call(self.subject, self.parameters)} breaks {self.property}; not necessarily reachable:"]
+        lines += [f"  {line}" for line in (*changes(self.handed), *self.odd)]
         for name in before:
-            changed = "" if before[name] == after[name] else f"  ->  {after[name]}"
+            changed = "" if before[name] == after[name] else f"  ->  {after[name] or '-'}"
             if before[name] or changed:
                 lines.append(f"  {name:10} {before[name] or '-'}{changed}")
         return "\n".join(lines)
@@ -125,7 +132,11 @@ class Refuter:
         if not fails:
             raise ReadingsDisagree(f"{obligation.name}: the counterexample of Z3 does not replay")
         named = {p.name: v for p, v in env.items()}
-        return Counterexample(obligation.kind, obligation.subject, obligation.claim, before, named, after)
+        owners = Owners(self.law)
+        return Counterexample(
+            obligation.kind, obligation.subject, obligation.claim, before, named, after,
+            owners.changed(before, after), owners.odd(after),
+        )  # fmt: skip
 
 
 def read_state(smt: Smt, view: View, model: z3.ModelRef) -> concrete.State:

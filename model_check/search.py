@@ -17,10 +17,11 @@ import z3
 
 from freehold.model_check.refute import read_parameters
 from freehold.model_check.smt import Expr, Smt, View
-from freehold.model_check.steps import ReadingsDisagree, Taken, taken
+from freehold.model_check.steps import ReadingsDisagree, Taken, listing, taken
 from freehold.spec import concrete
 from freehold.spec.absent import without
 from freehold.spec.language import Clause, Law, Operation
+from freehold.spec.owners import Owners
 from freehold.spec.terms import Formula, IntVar, Param
 
 SCOPE: Mapping[str, int] = {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 1}
@@ -35,6 +36,9 @@ class Found:
     trace: tuple[Taken, ...]
     state: concrete.State
     seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.property} after {len(self.trace)} operations:\n{listing(self.trace)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class Search:
 
     def _replay(self, model: z3.ModelRef, length: int) -> tuple[tuple[Taken, ...], concrete.State]:
         state = concrete.initial(self.law, self.scope, self.constants)
-        operations = list(self.law.operations.values())
+        operations, owners = list(self.law.operations.values()), Owners(self.law)
         trace: list[Taken] = []
         for picked, envs in self.chosen[:length]:
             operation = operations[model.eval(picked, model_completion=True).as_long()]
@@ -156,6 +160,7 @@ class Search:
             outcome = concrete.operate(operation, env, state)
             if isinstance(outcome, Clause):
                 raise ReadingsDisagree(f"Z3 takes {operation.name}, which is not enabled: {outcome.text}")
-            events, state = outcome
-            trace.append(taken(operation, env, events))
+            events, after = outcome
+            trace.append(taken(operation, env, events, owners.changed(state, after)))
+            state = after
         return tuple(trace), state

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from freehold.spec.concrete import State
 from freehold.spec.language import Action, Law
 from freehold.spec.terms import And, Atom, Change, Element, Formula, Or, Quantified, Relation, Same, Sort
 
@@ -123,6 +124,18 @@ def _owners(term: Formula, unit: Element) -> list[Relation]:
     return []
 
 
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A unit that changed hands, in words: `page 2`, `free`, `record 0 (request 1)`."""
+
+    unit: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.unit}: {self.before} -> {self.after}"
+
+
 class Owners:
     """The owners of a law's units in states, in words."""
 
@@ -130,26 +143,60 @@ class Owners:
         self.kept = kept(law)
         self._holders = {sort: holders(law, sort) for sort in law.sorts}
 
-    def of(self, what: Kept, element: Any, relations: Any) -> tuple[str, ...]:
-        """Who has an element, from a state's relations: `free`, `record 0 (request 1)`."""
-        found: list[str] = []
-        for relation in what.owners:
-            twins = [r for r in what.owners if r.sorts[0] is relation.sorts[0] and len(r.sorts) == len(relation.sorts)]
-            for row in sorted((t for t in relations[relation.name] if t[-1] == element), key=str):
-                if len(row) == 1:
-                    found.append(relation.name.replace("_", " "))
-                    continue
-                owner = self.name(relation.sorts[0], row[0], relations)
-                found.append(f"{owner} by {relation.name}" if len(twins) > 1 else owner)
+    def of(self, what: Kept, unit: Any, state: State) -> tuple[str, ...]:
+        """Who has a unit: `free`, `record 0 (request 1)`."""
+        return tuple(self._owner(what, relation, row, state) for relation, row in _rows(what, unit, state))
+
+    def changed(self, before: State, after: State) -> tuple[Handed, ...]:
+        """The units with another owner than before, in the order of the law's sorts."""
+        found = []
+        for what in self.kept:
+            for unit in before.universe[what.sort]:
+                if _rows(what, unit, before) != _rows(what, unit, after):
+                    old, new = (" and ".join(self.of(what, unit, s)) or "nobody" for s in (before, after))
+                    found.append(Handed(_named(what.sort, unit), old, new))
         return tuple(found)
 
-    def name(self, sort: Sort, element: Any, relations: Any) -> str:
+    def odd(self, state: State) -> tuple[str, ...]:
+        """The units with two owners, or with none where someone must have them."""
+        found = []
+        for what in self.kept:
+            for unit in state.universe[what.sort]:
+                owners = self.of(what, unit, state)
+                if len(owners) > 1:
+                    found.append(f"{_named(what.sort, unit)} has {len(owners)} owners: {', '.join(owners)}")
+                elif not owners and what.pool:
+                    found.append(f"{_named(what.sort, unit)} has no owner")
+        return tuple(found)
+
+    def _owner(self, what: Kept, relation: Relation, row: tuple[Any, ...], state: State) -> str:
+        if len(row) == 1:
+            return " ".join(w for w in relation.name.split("_") if w != what.sort.__name__.lower())
+        twins = [r for r in what.owners if r.sorts == relation.sorts]
+        owner = self._name(relation.sorts[0], row[0], state)
+        return f"{owner} by {relation.name}" if len(twins) > 1 else owner
+
+    def _name(self, sort: Sort, element: Any, state: State) -> str:
         """`record 0 (request 1)`: an element with the one that holds it, if another does."""
-        text = f"{sort.__name__.lower()} {element}"
-        by = [
-            f"{r.sorts[0].__name__.lower()} {first}"
+        relations = (
+            (r, row[0])
             for r in self._holders[sort]
-            for first, last in sorted(relations[r.name], key=str)
-            if last == element
-        ]
-        return f"{text} ({', '.join(by)})" if by else text
+            for row in sorted(state.relations[r.name], key=str)
+            if row[1] == element
+        )
+        by = [_named(r.sorts[0], first) for r, first in relations]
+        return f"{_named(sort, element)} ({', '.join(by)})" if by else _named(sort, element)
+
+
+def _rows(what: Kept, unit: Any, state: State) -> list[tuple[Relation, tuple[Any, ...]]]:
+    """The tuples that give the unit an owner."""
+    return [
+        (relation, row)
+        for relation in what.owners
+        for row in sorted(state.relations[relation.name], key=str)
+        if row[-1] == unit
+    ]
+
+
+def _named(sort: Sort, element: Any) -> str:
+    return f"{sort.__name__.lower()} {element}"

@@ -311,6 +311,22 @@ def test_a_trace_reads_like_the_law() -> None:
     assert str(found.trace[2]) == "extend(k=0, p=0, a=2)"
 
 
+def test_a_trace_is_printed_as_steps_with_owners_before_and_after() -> None:
+    found = explore(without(law, "acquire", "each page is free"), of(1, 2, 2, 2, 1)).violation
+    assert found is not None
+    lines = str(found).splitlines()
+    assert lines[0].startswith("page_has_one_record is broken after 6 steps: ")
+    assert [" ".join(line.split()) for line in lines if "page 0" in line] == [
+        "page 0 free -> record 0 (request 1)",
+        "page 0 record 0 (request 1) -> record 0 (request 1) and record 1 (request 0)",
+        "page 0 has 2 owners: record 0 (request 1), record 1 (request 0)",
+    ]
+    arrows = {line.index("->") for line in lines if "->" in line}
+    assert len(arrows) == 1, "the columns are aligned"
+    handed = [h["unit"] for step in found.trace for h in step.as_dict()["owners"]]
+    assert handed.count("page 0") == 2
+
+
 def test_traces_that_the_concrete_reading_forbids_are_errors() -> None:
     within = SCOPES["tiny"]
     with pytest.raises(ReadingsDisagree, match="forbids admit"):

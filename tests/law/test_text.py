@@ -6,6 +6,7 @@ from pathlib import Path
 
 from freehold.spec import text
 from freehold.spec.absent import without
+from freehold.spec.concrete import State
 from freehold.spec.diagrams import graph, life, place_graphs
 from freehold.spec.document import current, markdown
 from freehold.spec.language import Body, Law
@@ -110,14 +111,31 @@ def test_a_law_without_sessions_has_no_session_as_owner() -> None:
     assert "Session" not in markdown(alone)
 
 
+def state(**relations: set[tuple[int, ...]]) -> State:
+    empty: dict[str, set[tuple[int, ...]]] = {name: set() for name in law.relations}
+    return State({s: [0, 1, 2] for s in law.sorts}, {}, {**empty, **relations})
+
+
 def test_owners_have_names() -> None:
-    relations: dict[str, set[tuple[int, ...]]] = {name: set() for name in law.relations}
-    relations |= {"owns": {(0, 2)}, "kv": {(1, 0)}, "free": {(2,), (1,)}}
-    owners = Owners(law)
+    owners, here = Owners(law), state(owns={(0, 2)}, kv={(1, 0)}, free={(2,), (1,)}, row_free={(0,), (1,)})
     (page,) = (k for k in owners.kept if k.sort is Page)
-    assert owners.of(page, 1, relations) == ("free",)
-    assert sorted(owners.of(page, 2, relations)) == ["free", "record 0 (request 1)"]
-    assert owners.of(page, 0, relations) == ()
+    assert owners.of(page, 1, here) == ("free",)
+    assert sorted(owners.of(page, 2, here)) == ["free", "record 0 (request 1)"]
+    assert owners.of(page, 0, here) == ()
+    odd = owners.odd(here)
+    assert "page 2 has 2 owners: free, record 0 (request 1)" in odd
+    assert "page 0 has no owner" in odd
+    assert "row 2 has no owner" in odd
+    assert not [words for words in odd if words.startswith(("page 1", "record"))]
+
+
+def test_units_that_change_hands_are_named_with_both_owners() -> None:
+    before, after = state(free={(1,)}, kv={(1, 0)}), state(owns={(0, 1)}, slot_kv={(2, 0)})
+    assert [str(h) for h in Owners(law).changed(before, after) if "row" not in h.unit] == [
+        "page 1: free -> record 0 (session 2)",
+        "record 0: request 1 -> session 2",
+    ]
+    assert Owners(law).changed(before, before) == ()
 
 
 def test_places_have_the_edges_of_the_guard() -> None:
