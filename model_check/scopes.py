@@ -74,6 +74,7 @@ def _named() -> Iterator[Scope]:
     yield scope("tiny", pages=2, rows=1, records=2, requests=1, sessions=1, page_size=2, row_width=4)
     yield scope("ci", pages=3, rows=2, records=2, requests=2, sessions=1, page_size=2, row_width=4)
     yield scope("deep", pages=4, rows=3, records=3, requests=3, sessions=1, page_size=2, row_width=4)
+    yield scope("wide", pages=6, rows=3, records=3, requests=3, sessions=2, page_size=2, row_width=5)
 
 
 SCOPES: Mapping[str, Scope] = {s.name: s for s in _named()}

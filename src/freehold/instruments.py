@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from freehold.extras import import_extra
@@ -30,6 +31,20 @@ def announcing() -> Iterator[Callable[[str], None]]:
             yield lambda text: status.update(f"{text}  [dim]{time.monotonic() - started:.0f} s[/]")
     else:
         yield lambda text: console.print(f"[{time.monotonic() - started:4.0f} s] {text}", markup=False, highlight=False)
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Where a count goes, as (done, all): a bar on a terminal, a line a message elsewhere; on stderr both."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as bars:
+            bar = bars.add_task(what, total=None)
+            yield lambda done, all_: bars.update(bar, completed=done, total=all_)
+    else:
+        with announcing() as announce:
+            yield lambda done, all_: announce(f"{what}: {done} of {all_}")
 
 
 @app.command()
@@ -104,33 +119,6 @@ def bench(
         ratio = c.monitor_on / c.monitor_off
         table.add_row(str(c.running), f"{c.monitor_off:.1f}", f"{c.monitor_on:.1f}", f"{ratio:.1f}")
     console.print(table)
-
-
-@app.command()
-def explore(
-    scope: Annotated[str, typer.Option("--scope", help="A named scope; an unknown name lists them.")] = "tiny",
-    symmetry: Annotated[bool, typer.Option("--symmetry/--plain", help="Search each orbit once.")] = True,
-    budget: Annotated[int, typer.Option("--budget", min=1, help="Stop at so many states.")] = 20_000_000,
-) -> None:
-    """Search a scope of the law exhaustively; exit 1 with the shortest trace when a rule can be broken."""
-    module = import_extra("freehold.model_check.explore", "check")
-    law = import_extra("freehold.spec.law", "check").law
-    with announcing() as announce:
-        found = module.explore(
-            law,
-            scope,
-            symmetry=module.Symmetry.SORTED if symmetry else module.Symmetry.NONE,
-            budget=budget,
-            progress=lambda p: announce(f"depth {p.depth}: {p.distinct:,} states, {p.frontier:,} new"),
-        )
-    closed = "every reachable state was seen" if found.closed else "not closed"
-    typer.echo(
-        f"{found.name}: {found.distinct:,} states standing for {found.orbits_total:,}, {found.generated:,} steps, "
-        f"depth {found.depth}, {found.states_per_second:,.0f} states/s; {closed}"
-    )
-    if found.violation is not None:
-        typer.echo(str(found.violation))
-        raise typer.Exit(1)
 
 
 @app.command("gpu-check")

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from freehold.extras import import_extra
+from freehold.instruments import announcing, counting
 from freehold.spec.errors import InvalidInput
 
 MODULE = "Freehold"
+EXPLAINED = 3  # counterexamples that are printed; the rest is named
+
+ScopeOption = Annotated[str, typer.Option("--scope", help="A named scope; an unknown name lists them.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 app = typer.Typer(add_completion=False)
+
+
+def known(what: str, name: str, names: Iterable[str]) -> str:
+    """The name, when it is one of them; else InvalidInput with those that look like it."""
+    every = sorted(set(names))
+    if name in every:
+        return name
+    near = difflib.get_close_matches(name, every, n=5, cutoff=0.5) or [n for n in every if name in n][:5]
+    hint = f"near it: {', '.join(near)}" if near else f"there are: {', '.join(every)}"
+    raise InvalidInput(f"no {what} is named {name!r}; {hint}")
 
 
 @app.command("law")
@@ -62,3 +80,143 @@ def _write(path: Path, words: str) -> None:
         path.write_text(words, encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"{path} can't be written: {error.strerror}") from error
+
+
+@app.command()
+def prove(
+    only: Annotated[
+        str | None, typer.Option("--only", help="An event, an operation, an invariant, a contract or a lemma.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove the law by induction, for any number of pages and requests; exit 1 when an obligation does not hold."""
+    module = import_extra("freehold.model_check.prove", "check")
+    part = import_extra("freehold.model_check.prove_only", "check")
+    if only is not None:
+        known("event, operation or property", only, part.names())
+    with counting("proof") as count:
+        found = module.prove(progress=count) if only is None else part.prove_only(only, progress=count)
+    if as_json:
+        typer.echo(json.dumps(_proof(found), indent=2))
+    else:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(found.count().items()))
+        typer.echo(f"{len(found.results)} obligations ({kinds}), {len(found.failures)} open, {found.seconds:.0f} s")
+        for failed in found.failures:
+            typer.echo(f"open: {failed.name} (page size {failed.page_size}): {', '.join(failed.verdicts)}")
+        _explain(found.failures)
+    if found.failures:
+        raise typer.Exit(1)
+
+
+def _proof(found: Any) -> dict[str, Any]:
+    return {
+        "holds": not found.failures,
+        "seconds": found.seconds,
+        "obligations": [
+            {
+                "kind": r.kind, "name": r.name, "page_size": r.page_size, "verdicts": list(r.verdicts),
+                "holds": r.holds, "seconds": r.seconds,
+            }
+            for r in found.results
+        ],
+    }  # fmt: skip
+
+
+def _explain(failures: Any) -> None:
+    refute = import_extra("freehold.model_check.refute", "check")
+    law = import_extra("freehold.spec.law", "check").law
+    for failed in failures[:EXPLAINED]:
+        typer.echo(f"\n{refute.explain(law, failed.subject, failed.name)}")
+
+
+@app.command()
+def search(
+    scope: ScopeOption = "ci",
+    depth: Annotated[int, typer.Option("--depth", min=0, help="Operations in a trace, at most.")] = 8,
+    witness: Annotated[
+        str | None, typer.Option("--witness", help="Reach this state of the law instead of a broken rule.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search for the shortest trace to a broken rule, by a SAT solver; exit 1 when there is one.
+
+    With --witness, for the shortest trace to a state that must be reachable; exit 1 when there is none.
+    """
+    module = import_extra("freehold.model_check.search", "check")
+    within = import_extra("freehold.model_check.scopes", "check").scope_named(scope)
+    law = within.law(import_extra("freehold.spec.law", "check").law)
+    if witness is not None:
+        known("witness", witness, law.witnesses)
+    with counting(f"depth, within {scope}") as count:
+        count(0, depth)
+        bounded = module.Search(law, within.sizes, within.constants)
+        if witness is None:
+            found = bounded.violation(depth, lambda done: count(done, depth))
+        else:
+            found = bounded.witness(witness, law.witnesses[witness].term, depth, lambda done: count(done, depth))
+    reached = isinstance(found, module.Found)
+    if as_json:
+        typer.echo(json.dumps(_searched(found, str(within), reached), indent=2))
+    elif reached:
+        typer.echo(f"{within}: {found}")
+    else:
+        everywhere = getattr(found, "settled", None) is not None
+        bound = ", nor within any number: no operation leads from all rules to a broken one" if everywhere else ""
+        typer.echo(f"{within}: nothing within {depth} operations{bound}; {found.seconds:.1f} s")
+    if reached == (witness is None):
+        raise typer.Exit(1)
+
+
+def _searched(found: Any, scope: str, reached: bool) -> dict[str, Any]:
+    report: dict[str, Any] = {"scope": scope, "found": reached, "seconds": found.seconds}
+    if reached:
+        return report | {"property": found.property, "trace": [step.as_dict() for step in found.trace]}
+    return report | {"depth": found.depth, "settled": found.settled}
+
+
+@app.command()
+def explore(
+    scope: ScopeOption = "tiny",
+    symmetry: Annotated[bool, typer.Option("--symmetry/--plain", help="Search each orbit once.")] = True,
+    budget: Annotated[int, typer.Option("--budget", min=1, help="Stop at so many states.")] = 20_000_000,
+    as_json: JsonOption = False,
+) -> None:
+    """Search a scope of the law exhaustively; exit 1 with the shortest trace when a rule can be broken."""
+    module = import_extra("freehold.model_check.explore", "check")
+    law = import_extra("freehold.spec.law", "check").law
+    with announcing() as announce:
+        found = module.explore(
+            law,
+            scope,
+            symmetry=module.Symmetry.SORTED if symmetry else module.Symmetry.NONE,
+            budget=budget,
+            progress=lambda p: announce(f"depth {p.depth}: {p.distinct:,} states, {p.frontier:,} new"),
+        )
+    if as_json:
+        typer.echo(json.dumps(_explored(found), indent=2))
+    else:
+        closed = "every reachable state was seen" if found.closed else "not closed"
+        typer.echo(
+            f"{found.name}: {found.distinct:,} states standing for {found.orbits_total:,}, {found.generated:,} steps, "
+            f"depth {found.depth}, {found.states_per_second:,.0f} states/s; {closed}"
+        )
+        if found.violation is not None:
+            typer.echo(str(found.violation))
+    if found.violation is not None:
+        raise typer.Exit(1)
+
+
+def _explored(found: Any) -> dict[str, Any]:
+    broken = found.violation
+    return {
+        "scope": found.name, "grain": str(found.grain), "symmetry": str(found.symmetry), "distinct": found.distinct,
+        "stand_for": found.orbits_total, "generated": found.generated, "depth": found.depth, "closed": found.closed,
+        "seconds": found.seconds, "states_per_second": found.states_per_second,
+        "per_operation": dict(found.per_operation), "witnesses": dict(found.witnesses),
+        "violation": None
+        if broken is None
+        else {
+            "invariant": broken.invariant.name, "trace": [step.as_dict() for step in broken.trace],
+            "odd": list(broken.odd),
+        },
+    }  # fmt: skip
