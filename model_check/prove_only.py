@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from freehold.model_check.obligations import Obligation, Obligations
-from freehold.model_check.prove import SEEDS_BY_PAGE_SIZE, Proved, ProofReport, ask, reading
+from freehold.model_check.prove import SEEDS_BY_PAGE_SIZE, ProofReport, Proved, ask, reading
 from freehold.spec.errors import InvalidInput
 from freehold.spec.law import law
 

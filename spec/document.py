@@ -13,6 +13,7 @@ from freehold.spec import text
 from freehold.spec.diagrams import Places, graph, life, moved_by, place_graphs
 from freehold.spec.language import Action, Law, Operation, Property
 from freehold.spec.owners import Kept, Move, lives, moves, pools
+from freehold.spec.terms import Relation
 
 GROUPS = {
     "always": ("Always", "True after each event. Proved by induction, for any number of elements."),
@@ -86,10 +87,16 @@ def _contents(law: Law) -> str:
     return f"{', '.join(f'{n} {what}' for n, what in counts)}."
 
 
+def _meaning(relation: Relation) -> str:
+    return f"{relation.doc} (ghost: the law alone keeps it)" if relation.ghost else relation.doc
+
+
 def _state(law: Law) -> Iterator[str]:
     yield from ("## State", "")
     yield from _table(("sort", "what it is"), ((_code(s.__name__), inspect.getdoc(s) or "") for s in law.sorts))
-    relations = ((_code(f"{r.name}({', '.join(s.__name__ for s in r.sorts)})"), r.doc) for r in law.relations.values())
+    relations = (
+        (_code(f"{r.name}({', '.join(s.__name__ for s in r.sorts)})"), _meaning(r)) for r in law.relations.values()
+    )
     functions = ((_code(f"{f.name}({f.sort.__name__}): Int"), f.doc) for f in law.functions.values())
     yield from _table(("relation or function", "meaning"), (*relations, *functions))
     yield from ("At the beginning:", "")

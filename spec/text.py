@@ -24,7 +24,6 @@ from freehold.spec.terms import (
     Or,
     Param,
     Quantified,
-    Relation,
     Same,
     SetOf,
 )
