@@ -21,6 +21,7 @@ from freehold.model_check.smt import Expr, Smt, View
 from freehold.spec import concrete
 from freehold.spec.language import Law, Property
 from freehold.spec.law import law as the_law
+from freehold.spec.source import symbols as mentioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,18 @@ def _search(smt: Smt, targets: Sequence[Property], judges: Sequence[Property]) -
     before = smt.state("")
     good = [*smt.distinct(), *(smt.formula(p.term, {}, before) for p in judges)]
     open_targets = {p.name: p for p in targets}
+    symbols_of = {p.name: mentioned(p.term) for p in targets}
     names = [*smt.law.relations, *smt.law.functions]
     for size in (1, 2):
         for symbols in itertools.combinations_with_replacement(names, size):
-            if not open_targets:
-                return
+            concerned = [n for n, p in open_targets.items() if symbols_of[n] & set(symbols)]
+            if not concerned:
+                continue
             after, chosen = _corrupted(smt, before, symbols)
             verdicts = {p.name: smt.formula(p.term, {}, after) for p in judges}
             solver = z3.SolverFor("QF_UFLIA")
             solver.add(*good, *chosen)
-            for name in list(open_targets):
+            for name in concerned:
                 solver.push()
                 solver.add(*(z3.Not(v) if n == name else v for n, v in verdicts.items()))
                 if solver.check() == z3.sat:
