@@ -132,7 +132,7 @@ class Smt:
                 view = after if primed and after is not None else now
                 return view.relations[of.name](*(env[a] for a in args))
             case Quantified(kind, bound, body):
-                return self._quantified(kind, bound, lambda e: self.formula(body, {**env, **e}, now, after))
+                return self.quantified(kind, bound, lambda e: self.formula(body, {**env, **e}, now, after))
         raise TypeError(term)
 
     def integer(self, term: Int, env: Env, now: View, after: View | None = None) -> Expr:
@@ -157,19 +157,20 @@ class Smt:
     def _true(self) -> Expr:
         return z3.BoolVal(True, self.context)
 
-    def _quantified(self, kind: str, bound: tuple[Element, ...], body: Callable[[Env], Expr]) -> Expr:
+    def quantified(self, kind: str, bound: tuple[Element, ...], body: Callable[[Env], Expr]) -> Expr:
+        """A quantifier over what `body` makes of values for the bound variables."""
         if kind in ("lone", "one"):
             twins = tuple(type(v)(f"{v.name}'") for v in bound)
-            lone = self._quantified(
+            lone = self.quantified(
                 "forall", (*bound, *twins),
                 lambda e: z3.Implies(
                     z3.And(body(e), body({v: e[t] for v, t in zip(bound, twins, strict=True)})),
                     z3.And(*(e[v] == e[t] for v, t in zip(bound, twins, strict=True))),
                 ),
             )  # fmt: skip
-            return lone if kind == "lone" else z3.And(lone, self._quantified("exists", bound, body))
+            return lone if kind == "lone" else z3.And(lone, self.quantified("exists", bound, body))
         if kind == "no":
-            return z3.Not(self._quantified("exists", bound, body))
+            return z3.Not(self.quantified("exists", bound, body))
         if self.scope:
             ground = [
                 body(dict(zip(bound, values, strict=True)))
