@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from freehold.model_check import contracts, corrupt, engine_faults, mutate, prove, refinement, serving_run
 from freehold.model_check.explore import Result, Symmetry, explore
 from freehold.model_check.explore_concrete import explore_concrete
+from freehold.model_check.liveness import check_liveness
 from freehold.model_check.refute import explain
 from freehold.model_check.report import Planted, Report, Row
 from freehold.model_check.scopes import SCOPES, scope
@@ -22,6 +23,7 @@ from freehold.model_check.steps import listing
 from freehold.model_check.successors import Grain
 from freehold.spec.language import Law
 from freehold.spec.law import law
+from freehold.spec.policies import THRASHING, WAITING_HOLDERS
 
 Announce = Callable[[str], None]
 
@@ -42,6 +44,7 @@ DEPTHS: Mapping[str, Depth] = {
 }
 
 
+SHOWN = (THRASHING, WAITING_HOLDERS)  # policies whose lasso is printed: a livelock and a deadlock
 EXPLAINED = 3  # unproved obligations whose counterexample is printed
 # Scopes that both the vector and the concrete reading can reach to the end.
 COMPARED = (
@@ -70,6 +73,7 @@ class Verification:
             self.bounded_search,
             self.exhaustive_search,
             self.readings,
+            self.progress,
             self.real_scheduler,
             self.engine_faults,
             self.real_model,
@@ -190,6 +194,12 @@ class Verification:
         covered = f"concrete and vector, {' and '.join(str(s) for _, s in COMPARED)}"
         figure = f"equal counts: {', '.join(counts)}"
         return Row("readings agree", "searched", covered, figure, time.perf_counter() - started, tuple(gaps))
+
+    def progress(self) -> Row:
+        found = check_liveness(self.depth.seeds, progress=self.announce)
+        self.report.notes.append(f"Progress, policy by policy:\n{found}\n")
+        self.report.notes += [f"{case.policy.doc}\n{r.lasso}\n" for case, r in found.searches if case.policy in SHOWN]
+        return found.row()
 
     # The engine ------------------------------------------------------------------------------------------------------
 
