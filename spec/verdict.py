@@ -65,10 +65,10 @@ ORDERS = frozenset({
     "the state has seen exactly the tokens up to the page's end", "the page ends where the record does",
     "claimed_state_is_fresh", "snapshot_is_of_its_page", "state_is_not_ahead",
 })  # fmt: skip
-# What an owner or a user does with a unit, in a verdict's words.
+# What an owner or a user does with a unit, in a verdict's words; of several only the first is told.
 VERBS: Mapping[str, str] = {
-    "owns": "owns it", "locks": "locks it", "maps": "maps it", "target": "loads it", "reads": "reads it",
-    "writes": "writes it", "peer": "has it as its other half", "uses_swa": "uses it", "claims": "claimed it",
+    "owns": "owns it", "locks": "locks it", "maps": "maps it", "target": "loads it", "writes": "writes it",
+    "reads": "reads it", "peer": "has it as its other half", "uses_swa": "uses it", "claims": "claimed it",
     "state": "runs in it", "snapshot": "has it as its checkpoint", "uses_slot": "uses it",
     "backup": "keeps KV in it", "mirror": "is copied in it", "filling": "fills it", "uses_host": "reads it",
 }  # fmt: skip
@@ -195,9 +195,9 @@ def owners_of(param: Element, value: Any, state: State) -> list[str]:
 
 
 def _relations_to(pool: Pool) -> list[Relation]:
-    """Who can own a unit, then who can use or touch it: relations between something else and the unit."""
+    """Who can own a unit, or use or touch it: relations between something else and the unit."""
     users = [r for r in law.relations.values() if len(r.sorts) == 2 and r.sorts[1] is pool.unit is not r.sorts[0]]
-    return sorted(users, key=lambda r: r not in pool.owners)
+    return sorted(users, key=lambda r: list(VERBS).index(r.name))
 
 
 def _tuples(state: State, relation: str) -> list[tuple[Any, ...]]:
