@@ -102,6 +102,8 @@ def _changed_operation(operation: Operation, one: Edit) -> Operation:
 
 
 def _changed_action(action: Action, one: Edit) -> Action:
+    if one.steps is not None:
+        raise LawError(f"{action.name} is an event: it has no steps")
     updates: list[Update] = [u for u in action.updates if _named(u) not in one.undo and u.of.name not in one.undo]
     missing = [n for n in one.undo if all(n not in (_named(u), u.of.name) for u in action.updates)]
     if missing:
