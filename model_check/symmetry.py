@@ -29,9 +29,14 @@ from freehold.spec.errors import Unsupported
 from freehold.spec.language import Law
 from freehold.spec.state import Page, Record, Row
 from freehold.spec.state import law as known_law
-from freehold.spec.terms import Sort
+from freehold.spec.terms import Function, Relation, Sort
 
 PERMUTED = (Record, Row, Page)
+# The symbols of these sorts that the orders below look at; what only speaks of other sorts stays where it is.
+PAGE_MARKS = ("in_tree", "free", "written")
+KNOWN = frozenset({
+    "kv", "slot_kv", "row_of", "row_free", "owns", "maps", "locks", "parent", "P", "C", "A", "pos", *PAGE_MARKS,
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,15 @@ class Order:
 
 def check_supported(law: Law) -> None:
     """`Unsupported` when the law has a symbol of these sorts that the orders below don't know of."""
-    strange = [n for n, r in law.relations.items() if r is not known_law.relations.get(n)]
-    strange += [n for n, f in law.functions.items() if f is not known_law.functions.get(n)]
+    symbols: dict[str, tuple[Relation | Function, tuple[Sort, ...]]] = {
+        n: (r, r.sorts) for n, r in law.relations.items()
+    }
+    symbols |= {n: (f, (f.sort,)) for n, f in law.functions.items()}
+    originals = {**known_law.relations, **known_law.functions}
+    strange = [
+        n for n, (symbol, sorts) in symbols.items()
+        if set(sorts) & set(PERMUTED) and (n not in KNOWN or symbol is not originals[n])
+    ]  # fmt: skip
     if strange:
         raise Unsupported(f"symmetry knows no place for {', '.join(strange)}; search without symmetry")
 
@@ -148,7 +160,7 @@ def _pages(batch: Batch) -> Order:
 def _labels(batch: Batch) -> Tensor:
     """What a state says of each page beside `parent`, as ranks `[n, N]`."""
     masks = [batch.column(n) for n in ("owns", "maps", "locks")]
-    masks += [batch.column(n).unsqueeze(0) for n in ("in_tree", "free")]
+    masks += [batch.column(n).unsqueeze(0) for n in PAGE_MARKS if n in batch.columns]
     return _ranks((_bits(torch.cat(masks)) << 16) + batch.column("pos"))
 
 
