@@ -26,6 +26,7 @@ from freehold.spec.events import (
     publish,
     release,
     reset,
+    tag,
     transfer_to_request,
     transfer_to_session,
     truncate,
@@ -128,6 +129,12 @@ def match_page(k: Record, p: Page) -> Steps:
     yield A(k) == P(k), "nothing private is mapped yet"
     yield lock(k, p)
     yield attach(k, p)
+
+
+@law.operation
+def enter_namespace(k: Record, x: Int) -> Steps:
+    """The content of a record that is admitted and still empty belongs to an adapter, a cache salt or a version."""
+    yield tag(k, x)
 
 
 # Growing -------------------------------------------------------------------------------------------------------------
