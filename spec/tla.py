@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from freehold.spec.invariants import nothing_runs
 from freehold.spec.language import Action, Argument, Clause, Comprehension, Law, Operation
 from freehold.spec.terms import (
     TRUE,
@@ -123,7 +122,7 @@ class _Writer:
     def invariants(self) -> Iterator[tuple[str, str, Formula]]:
         """The name, the words and the formula of everything that is true in each state between operations."""
         for p in self.law.invariants.values():
-            term = nothing_runs() >> p.term if p.group == "quiescent" else p.term
+            term = self.law.idle >> p.term if p.group == "quiescent" else p.term
             yield f"Inv_{p.name}", " ".join(p.doc.split()), term
 
     # States ----------------------------------------------------------------------------------------------------------

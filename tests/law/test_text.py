@@ -66,7 +66,7 @@ def test_updates_and_steps_say_who_gains_what() -> None:
         "extend(k, p, A(k) + 1)",
         "commit(k, A(k))",
     ]
-    assert text.step(law.operations["finish"].steps[1]) == "release(k, {p : owns(k, p)})"
+    assert "release(k, {p : owns(k, p)})" in [text.step(s) for s in law.operations["finish"].steps]
 
 
 def test_a_contract_shows_the_state_after() -> None:

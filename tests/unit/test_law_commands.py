@@ -14,7 +14,9 @@ from freehold.cli import app
 from freehold.model_check import prove as prove_module
 from freehold.model_check import search as search_module
 from freehold.model_check.mutate import faults
+from freehold.model_check.obligations import Obligations
 from freehold.model_check.prove import ProofReport, Proved
+from freehold.model_check.prove_only import about, names, prove_only
 from freehold.spec import law as law_module
 from freehold.spec.errors import InvalidInput
 from freehold.spec.language import Law
