@@ -111,16 +111,15 @@ def _typed(param: Param) -> str:
 
 
 def update(change: Change | Assign) -> str:
-    """`owns gains (k, x) for all x: Page with pages(x)`."""
+    """`owns gains (k, x) for all x: Page with pages(x)`; a change of one tuple may stand under an `if`."""
     if isinstance(change, Assign):
         return f"{change.of.name}({change.arg.name}) := {number(change.value)}"
     verb = "gains" if change.gains else "loses"
     text = f"{change.of.name} {verb} ({', '.join(a.name for a in change.args)})"
+    where = formula(change.where)
     if change.bound:
         text += f" for all {', '.join(_typed(v) for v in change.bound)}"
-        where = formula(change.where)
-        text += "" if where == "true" else f" with {where}"
-    return text
+    return text if where == "true" else f"{text} {'with' if change.bound else 'if'} {where}"
 
 
 def signature(item: Action | Operation) -> str:

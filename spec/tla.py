@@ -195,7 +195,9 @@ class _Writer:
         inner = names.with_(*change.bound)
         row = _tuple([inner[a] for a in change.args])
         if not change.bound:
-            return f"{{{row}}}"
+            if change.where is TRUE:
+                return f"{{{row}}}"
+            return f"(IF {self.formula(change.where, names, 'st')} THEN {{{row}}} ELSE {{}})"
         chosen = _tuple([inner[v] for v in change.bound])
         among = _product([type(v) for v in change.bound])
         where = "" if change.where is TRUE else self.formula(change.where, inner, "st")

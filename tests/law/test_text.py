@@ -69,6 +69,15 @@ def test_updates_and_steps_say_who_gains_what() -> None:
     assert "release(k, {p : owns(k, p)})" in [text.step(s) for s in law.operations["finish"].steps]
 
 
+def test_a_change_under_a_condition_says_so() -> None:
+    (k,), (p,) = law.actions["close"].params, law.actions["evict"].params
+    assert isinstance(k, Element)
+    assert isinstance(p, Element)
+    change = law.relations["owns"].add(k, p, when=law.relations["free"](p))
+    assert text.update(change) == "owns gains (k, p) if free(p)"
+    assert text.update(law.relations["owns"].add(k, p)) == "owns gains (k, p)"
+
+
 def test_a_contract_shows_the_state_after() -> None:
     assert "A'(k) = a" in text.formula(law.contracts["grow: room is as asked"].term)
 

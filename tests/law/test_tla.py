@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from freehold.model_check.explore import explore
 from freehold.model_check.scopes import SCOPES
 from freehold.spec.law import law
+from freehold.spec.terms import Element
 from freehold.spec.tla import Tla, export
 
 MANUAL = Path(__file__).parents[2] / "docs" / "tla.md"
@@ -143,6 +145,16 @@ def test_guards_and_effects_are_written_over_sets(tiny: Tla) -> None:
     attach = definitions(tiny.module)["Then_attach"]
     assert "!.maps = ((st.maps \\ {<<k, q>> : q \\in {q_1 \\in Page :" in attach
     assert "\\cup {<<k, p>>})" in attach
+
+
+def test_a_change_under_a_condition_keeps_it() -> None:
+    (p,) = law.actions["evict"].params
+    assert isinstance(p, Element)
+    update = law.relations["free"].drop(p, when=law.relations["in_tree"](p))
+    changed = replace(law.actions["evict"], updates=(update,))
+    one = export(replace(law, actions={"evict": changed}), "One", {s.__name__: 1 for s in law.sorts}, {}, range(1))
+    effect = " ".join(definitions(one.module)["Then_evict"].split())
+    assert effect == "[st EXCEPT !.free = (st.free \\ (IF (p \\in st.in_tree) THEN {p} ELSE {}))]"
 
 
 def test_the_manual_tells_the_counts_of_the_search() -> None:
