@@ -7,17 +7,20 @@ CPU and the GPU. It compares whole words, so states that share a hash are kept a
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
+from freehold.model_check.bits import WORD_BITS
+from freehold.model_check.gates import FALSE, Gates, Node, Tree
+from freehold.model_check.ground import Ground, World
 from freehold.model_check.scopes import Scope
 from freehold.model_check.vector import Batch, Tensor, number_type
 from freehold.spec.errors import Unsupported
 from freehold.spec.language import Law
-
-WORD_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,12 @@ class Field:
     bits: int
     slots: tuple[Slot, ...]
 
+    def places(self) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+        """The elements of each slot, with the numbers of its bits in a code (`WORD_BITS` a word), the lowest first."""
+        for place, slot in zip(itertools.product(*map(range, self.shape)), self.slots, strict=True):
+            at = WORD_BITS * slot.word + slot.shift
+            yield place, list(range(at, at + self.bits))
+
 
 @dataclass(slots=True)
 class Codec:
@@ -51,7 +60,7 @@ class Codec:
         sizes, word, shift = self.scope.universe(), 0, 0
         self.fields = {}
         shapes = [(n, tuple(sizes[s] for s in r.sorts), 1) for n, r in self.law.relations.items()]
-        shapes += [(n, (sizes[f.sort],), self._bits(n)) for n, f in self.law.functions.items()]
+        shapes += [(n, (sizes[f.sort],), self._bits()) for n, f in self.law.functions.items()]
         for name, shape, bits in shapes:
             slots = []
             for _ in range(math.prod(shape)):
@@ -62,10 +71,10 @@ class Codec:
             self.fields[name] = Field(name, shape, bits, tuple(slots))
         self.words = word + 1
 
-    def _bits(self, function: str) -> int:
-        """Room for each number that a parameter can bring in and a page more: an invariant sees what is too long."""
-        page_size, most = self.scope.constants["page_size"], self.scope.numbers[-1]
-        return (-(-most // page_size) + 1 if function == "pos" else most + page_size).bit_length()
+    def _bits(self) -> int:
+        """Room for each number of the scope and a page more: an invariant sees what is too long."""
+        constants = self.scope.constants
+        return (max(self.scope.numbers[-1], *constants.values()) + constants["page_size"]).bit_length()
 
     def pack(self, batch: Batch) -> Tensor:
         """Codes `int64 [K, N]` of a batch. `Unsupported` when a value has no room in the layout."""
@@ -74,20 +83,38 @@ class Codec:
             self._write(codes, each, batch.column(each.name))
         return codes
 
-    def repack(self, codes: Tensor, batch: Batch) -> Tensor:
-        """Codes of a batch, given the codes `int64 [K, M]` of the states that it was selected from."""
-        rows = batch.rows
-        words = codes.clone() if rows is None else torch.stack([w.index_select(0, rows) for w in codes.unbind(0)])
-        masks = [0] * self.words
-        for name in batch.written:
-            for slot in self.fields[name].slots:
-                masks[slot.word] |= ((1 << self.fields[name].bits) - 1) << slot.shift
-        for word, mask in zip(words.unbind(0), masks, strict=True):
-            if mask:
-                word &= ~mask
-        for name in batch.written:
-            self._write(words, self.fields[name], batch.column(name))
-        return words
+    def ground(self) -> tuple[Ground, World]:
+        """A new circuit with an input for each bit of a code (`WORD_BITS` a word), and the world that it encodes."""
+        gates = Gates(self.words * WORD_BITS)
+        relations, functions = dict[str, dict[tuple[int, ...], Node]](), dict[str, tuple[Tree, ...]]()
+        for name, each in self.fields.items():
+            places = [(place, [gates.input(bit) for bit in bits]) for place, bits in each.places()]
+            if name in self.law.functions:
+                functions[name] = tuple(gates.natural(digits) for _, digits in places)
+            else:
+                relations[name] = {place: digit for place, (digit,) in places}
+        return Ground(gates, self.scope.universe(), self.scope.constants), World(relations, functions)
+
+    def bits(self, gates: Gates, world: World) -> list[Node]:
+        """The nodes of the code of a world, for states where no number leaves its bits."""
+        code = [FALSE] * (self.words * WORD_BITS)
+        for name, each in self.fields.items():
+            for place, bits in each.places():
+                if name in world.relations:
+                    code[bits[0]] = world.relations[name][place]
+                    continue
+                for digit, bit in enumerate(bits):
+                    code[bit] = gates.where(world.functions[name][place[0]], lambda v, d=digit: bool(v >> d & 1))  # type: ignore[misc]
+        return code
+
+    def lost(self, gates: Gates, world: World) -> Node:
+        """Where a number of a world leaves its bits."""
+        fields = [(self.fields[name], values) for name, values in world.functions.items()]
+        return gates.some(
+            gates.where(value, lambda v, each=each: bool(v < 0 or v >> each.bits))  # type: ignore[misc]
+            for each, values in fields
+            for value in values
+        )
 
     def _write(self, words: Tensor, into: Field, column: Tensor) -> None:
         flat = column.reshape(len(into.slots), -1)
@@ -121,76 +148,116 @@ def mix(codes: Tensor) -> Tensor:
     return mixed
 
 
+def parted(codes: Tensor, hashes: Tensor, parts: int) -> list[Tensor]:
+    """Codes by the part that their hash gives them, as places `int64` in `codes`.
+
+    Most codes that come again are left out: where several fall on one slot, those that equal the last are dropped.
+    """
+    count, device = codes.shape[1], codes.device
+    slots = hashes & (1 << max(count - 1, 1).bit_length()) - 1
+    tickets = torch.arange(count, dtype=torch.int32, device=device)
+    last = torch.empty(2 * max(count, 2), dtype=torch.int32, device=device).scatter_(0, slots, tickets)[slots]
+    again = last != tickets
+    for word in codes.unbind(0):
+        again &= word == word[last]
+    part = (hashes >> 32 & 0x7FFFFFFF) % parts
+    return [(~again & (part == p)).nonzero().view(-1) for p in range(parts)]
+
+
+MIN_TABLE = 1 << 13
+REFILL = 1 << 20
+
+
 class CodeSet:
-    """Codes of K words, each with the number under which it came in: 0, 1, 2, …"""
+    """Codes of K words, each with the number under which it came in: 0, 1, 2, …
+
+    A state takes `8 K` bytes for its code and 8 to 16 in the table of numbers. `capacity` reserves room for codes that
+    the system backs with memory when they come; beyond it, room is doubled and the codes are copied.
+    """
 
     def __init__(self, words: int, device: torch.device | str = "cpu", capacity: int = 1 << 12) -> None:
         self.count = 0
-        self._store = torch.empty((words, capacity), dtype=torch.int64, device=device)
-        self._table = torch.full((2 * capacity,), -1, dtype=torch.int32, device=device)
+        self._store = torch.empty((capacity, words), dtype=torch.int64, device=device)
+        self._table = torch.full((MIN_TABLE,), -1, dtype=torch.int32, device=device)
+
+    def bytes_for(self, count: int) -> int:
+        """What so many states take."""
+        return 8 * self._store.shape[1] * count + 4 * self._slots_for(count)
 
     def codes(self, start: int, stop: int) -> Tensor:
         """The codes `[K, stop - start]` with numbers in `[start, stop)`."""
-        return self._store[:, start:stop]
+        return self._store[start:stop].t().contiguous()
 
-    def add(self, codes: Tensor) -> Tensor:
-        """Put codes `[K, M]` in; returns which of them were new, `int64 [new]`, in the order of their numbers."""
+    def add(self, codes: Tensor, hashes: Tensor | None = None) -> Tensor:
+        """Put codes `[K, M]` in; returns which of them were new, `int64 [new]`, in the order of their numbers.
+
+        `hashes` are what `mix` says of the codes.
+        """
         self._reserve(self.count + codes.shape[1])
         news = [torch.empty(0, dtype=torch.int64, device=codes.device)]
-        waiting, slots = torch.arange(codes.shape[1], device=codes.device), self._home(codes)
+        rows = codes.t().contiguous()
+        waiting = torch.arange(codes.shape[1], device=codes.device)
+        slots = (mix(codes) if hashes is None else hashes) & self._mask
         while waiting.numel():
-            found = self._table.index_select(0, slots)
+            found = self._table[slots]
             taken, vacant = (found >= 0).nonzero().view(-1), (found < 0).nonzero().view(-1)
-            numbers, known = found.index_select(0, taken).to(torch.int64), waiting.index_select(0, taken)
+            numbers, known = found[taken], waiting[taken]
+            there, here = self._store.index_select(0, numbers), rows.index_select(0, known)
             other = torch.zeros(taken.numel(), dtype=torch.bool, device=codes.device)
-            for stored, word in zip(self._store.unbind(0), codes.unbind(0), strict=True):
-                other |= stored.index_select(0, numbers) != word.index_select(0, known)
-            passed = taken.index_select(0, other.nonzero().view(-1))
+            for a, b in zip(there.unbind(1), here.unbind(1), strict=True):
+                other |= a != b
+            passed = taken[other]
             won, lost = self._claim(slots, vacant)
-            news.append(waiting.index_select(0, won))
-            self._number(codes.index_select(1, news[-1]), slots.index_select(0, won))
-            step = torch.cat([(slots.index_select(0, passed) + 1) & self._mask, slots.index_select(0, lost)])
-            waiting, slots = waiting.index_select(0, torch.cat([passed, lost])), step
+            news.append(waiting[won])
+            self._number(rows.index_select(0, news[-1]), slots[won])
+            step = torch.cat([(slots[passed] + 1) & self._mask, slots[lost]])
+            waiting, slots = waiting[torch.cat([passed, lost])], step
         return torch.cat(news)
 
     @property
     def _mask(self) -> int:
         return self._table.numel() - 1
 
-    def _home(self, codes: Tensor) -> Tensor:
-        return mix(codes) & self._mask
-
     def _claim(self, slots: Tensor, vacant: Tensor) -> tuple[Tensor, Tensor]:
         """Several codes may want one vacant slot: each leaves a ticket, and who finds its own there has won."""
-        wanted, tickets = slots.index_select(0, vacant), vacant.to(torch.int32)
+        wanted, tickets = slots[vacant], vacant.to(torch.int32)
         self._table.scatter_(0, wanted, tickets)
-        own = self._table.index_select(0, wanted) == tickets
-        return vacant.index_select(0, own.nonzero().view(-1)), vacant.index_select(0, (~own).nonzero().view(-1))
+        own = self._table[wanted] == tickets
+        return vacant[own], vacant[~own]
 
-    def _number(self, codes: Tensor, slots: Tensor) -> None:
+    def _number(self, rows: Tensor, slots: Tensor) -> None:
         """Give won slots the next numbers, and store their codes."""
-        stop = self.count + codes.shape[1]
-        while stop > self._store.shape[1]:
-            self._store = torch.cat([self._store, torch.empty_like(self._store)], dim=1)
-        self._store[:, self.count : stop] = codes
-        numbers = torch.arange(self.count, stop, dtype=torch.int32, device=codes.device)
-        self._table.scatter_(0, slots, numbers)
+        start = self.count
+        self._append(rows)
+        self._table.scatter_(0, slots, torch.arange(start, self.count, dtype=torch.int32, device=rows.device))
+
+    def _append(self, rows: Tensor) -> None:
+        stop = self.count + rows.shape[0]
+        while stop > self._store.shape[0]:
+            self._store = torch.cat([self._store, torch.empty_like(self._store)])
+        self._store[self.count : stop] = rows
         self.count = stop
 
+    def _slots_for(self, count: int) -> int:
+        """Slots of a table that is at most half full."""
+        return max(MIN_TABLE, 1 << (2 * count - 1).bit_length())
+
     def _reserve(self, count: int) -> None:
-        """Keep the table at most half full; a larger one is filled anew."""
-        size = self._table.numel()
-        while size < 2 * count:
-            size *= 2
-        if size == self._table.numel():
-            return
-        self._table = torch.full((size,), -1, dtype=torch.int32, device=self._store.device)
-        slots = self._home(self.codes(0, self.count))
-        waiting = torch.arange(self.count, device=slots.device)
-        while waiting.numel():
-            vacant = (self._table.index_select(0, slots) < 0).nonzero().view(-1)
-            numbers = waiting.index_select(0, vacant).to(torch.int32)
-            self._table.scatter_(0, slots.index_select(0, vacant), numbers)
-            placed = self._table.index_select(0, slots) == waiting
-            left = (~placed).nonzero().view(-1)
-            waiting, slots = waiting.index_select(0, left), (slots.index_select(0, left) + 1) & self._mask
+        size = self._slots_for(count)
+        if size > self._table.numel():
+            self._refill(size)
+
+    def _refill(self, size: int) -> None:
+        """A table of so many slots for what is known; the old one goes first, as the store knows everything."""
+        device = self._store.device
+        self._table = self._table[:0]
+        self._table = torch.full((size,), -1, dtype=torch.int32, device=device)
+        for start in range(0, self.count, REFILL):
+            stop = min(self.count, start + REFILL)
+            numbers = torch.arange(start, stop, dtype=torch.int32, device=device)
+            slots = mix(self.codes(start, stop)) & self._mask
+            while numbers.numel():
+                vacant = (self._table[slots] < 0).nonzero().view(-1)
+                self._table.scatter_(0, slots[vacant], numbers[vacant])
+                left = self._table[slots] != numbers
+                numbers, slots = numbers[left], (slots[left] + 1) & self._mask

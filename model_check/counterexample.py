@@ -1,7 +1,8 @@
 """Traces of a search: steps by name, found again from codes, and replayed by the concrete reading.
 
-A search keeps only codes and parents. The steps between them are found again by looking which instance leads from one
-state to the next; under symmetry, which leads to a state that is the next one but for names.
+A search keeps only codes. Which state of one level leads to a given state of the next is found by expanding the level
+again, and the steps by looking which way leads from one state to the next; under symmetry, which leads to a state that
+is the next one but for names.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any
 
 from freehold.model_check.codes import Codec
 from freehold.model_check.steps import ReadingsDisagree, Taken, listing, taken
-from freehold.model_check.successors import Grain, Instance, Plan, operations, walk
-from freehold.model_check.vector import Batch, Tensor
+from freehold.model_check.successors import Expander, Grain, operations
+from freehold.model_check.vector import Tensor
 from freehold.spec import concrete
-from freehold.spec.language import Clause, Law, Operation, Property
+from freehold.spec.language import Clause, Law, Property
 from freehold.spec.owners import Owners
 from freehold.spec.terms import Formula, SetOf
 
@@ -37,32 +38,18 @@ class Violation:
         return "\n".join([head, listing(self.trace), *(f"  {words}" for words in self.odd)])
 
 
-def retrace(
-    codec: Codec, plans: Sequence[Plan], path: Sequence[Tensor], same: Callable[[Tensor], Tensor]
-) -> list[Taken]:
+def retrace(expand: Expander, path: Sequence[Tensor], same: Callable[[Tensor], Tensor]) -> list[Taken]:
     """The steps along codes `[K, 1]`; `same` maps codes `[K, N]` to what the search put in their place."""
     here, steps = path[0], list[Taken]()
     for wanted in path[1:]:
-        ways = _ways(codec, plans, here)
-        found = next(((step, code) for step, code in ways if bool((same(code) == wanted).all())), None)
-        if found is None:
+        found = expand(here)
+        fitting = (same(found.codes) == wanted).all(0).nonzero().view(-1)
+        if fitting.numel() == 0:
             raise ReadingsDisagree(f"no step leads from state {here.tolist()} to its successor {wanted.tolist()}")
-        steps.append(found[0])
-        here = found[1]
+        way = expand.ways[int(found.ways[fitting[0]])]
+        steps.append(Taken(way.operation.name, {p.name: way.values[p] for p in way.operation.params}))
+        here = found.codes[:, fitting[:1]]
     return steps
-
-
-def _ways(codec: Codec, plans: Sequence[Plan], here: Tensor) -> list[tuple[Taken, Tensor]]:
-    """Every step that a state `[K, 1]` allows, and where it leads."""
-    ways: list[tuple[Taken, Tensor]] = []
-
-    def note(operation: Operation, bound: Instance, after: Batch) -> None:
-        arguments = {p.name: bound[p] for p in operation.params}
-        ways.append((Taken(operation.name, arguments), codec.repack(here, after)))
-
-    for each in plans:
-        walk(each, codec.unpack(here), codec.scope, note)
-    return ways
 
 
 def replay(law: Law, codec: Codec, grain: Grain, trace: Sequence[Taken]) -> tuple[tuple[Taken, ...], concrete.State]:

@@ -1,6 +1,6 @@
 """The same search by the concrete reading: one state at a time, in plain Python, with nothing clever.
 
-It shares no code with the vector reading, so equal counts on the scopes that both can reach speak for both.
+It shares no code with the ground reading, so equal counts on the scopes that both can reach speak for both.
 """
 
 from __future__ import annotations

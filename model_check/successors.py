@@ -1,24 +1,33 @@
-"""All successors of many states: one walk through an operation's clauses and events for all its parameter values.
+"""All successors of many states: what can happen in a scope, compiled once and run on many states at a time.
 
-A parameter is bound when a clause or an event first needs it, and only the states that passed every clause before are
-carried on. So a pair of parameters that no state allows costs one comparison, however many others follow it.
+Each operation with each choice of its parameters is a *way*: a circuit that says where it is possible, and new values
+for some bits. A parameter is bound when a clause or an event first needs it, and a choice that the scope already rules
+out ends there. Where a new bit is the same for all states it becomes part of a mask; the others are computed for all
+states at once, packed in words so that one mask takes what a way needs.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
+import torch
+
+from freehold.model_check.bits import WORD_BITS, columns, pairs, signed, within, words
+from freehold.model_check.codes import Codec
+from freehold.model_check.gates import FALSE, TRUE, Gates, Node, compiled
+from freehold.model_check.ground import Ground, World
 from freehold.model_check.scopes import Scope
-from freehold.model_check.vector import Batch, act, argument, enabled, singleton
+from freehold.model_check.vector import Tensor
+from freehold.spec.errors import Unsupported
 from freehold.spec.language import Argument, Clause, Law, Operation, Step
 from freehold.spec.terms import Element, Function, IntVar, Param, Relation, SetOf
 
 Instance = Mapping[Param, int]
-Emit = Callable[[Operation, Instance, Batch], None]
 
 
 class Grain(StrEnum):
@@ -120,37 +129,143 @@ def mentioned(term: Any) -> frozenset[Any]:
     return mentioned(tuple(getattr(term, f.name) for f in fields(term)))
 
 
-def walk(plan: Plan, batch: Batch, scope: Scope, emit: Emit) -> None:
-    """Call `emit` with the states (never none) behind each instance that is possible somewhere in the batch."""
-    _Walk(plan, scope, emit).on(0, batch, {}, {})
+def ways(plan: Plan, ground: Ground, now: World, scope: Scope) -> Iterator[Way]:
+    """The ways of an operation that are possible in some state, reachable or not."""
+    yield from _Walk(plan, ground, scope).on(0, TRUE, now, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An operation and its parameters, where it is possible, and what the world is afterwards."""
+
+    operation: Operation
+    values: Instance
+    guard: Node
+    after: World
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
     plan: Plan
+    ground: Ground
     scope: Scope
-    emit: Emit
 
-    def on(self, at: int, batch: Batch, bound: dict[Param, int], env: dict[Param, Any]) -> None:
-        """From stop `at` on; `env` has the values of `bound` as the vector reading takes them."""
+    def on(self, at: int, guard: Node, now: World, bound: dict[Param, int], env: dict[Param, Any]) -> Iterator[Way]:
+        """From stop `at` on; `env` has the values of `bound` as the ground reading takes them."""
         for i, stop in enumerate(self.plan.stops[at:], at):
             if any(p not in bound for p in stop.needs):
-                self._bind(i, next(p for p in stop.needs if p not in bound), batch, bound, env)
+                yield from self._bind(i, next(p for p in stop.needs if p not in bound), guard, now, bound, env)
                 return
-            inner = {p: argument(a, env, batch) for p, a in stop.arguments} if stop.step else env
+            inner = {p: self.ground.argument(a, env, now) for p, a in stop.arguments} if stop.step else env
             if stop.clause is not None:
-                rows = enabled((stop.clause,), inner, batch).nonzero().view(-1)
-                if rows.numel() == 0:
+                guard = self.ground.gates.both(guard, self.ground.holds(stop.clause.term, inner, now))
+                if guard == FALSE:
                     return
-                if rows.numel() < batch.count:
-                    batch = batch.select(rows)
             elif stop.step is not None:
-                batch = act(stop.step.action, inner, batch)
-        self.emit(self.plan.operation, bound, batch)
+                now = self.ground.act(stop.step.action, inner, now)
+        yield Way(self.plan.operation, bound, guard, now)
 
-    def _bind(self, at: int, param: Param, batch: Batch, bound: dict[Param, int], env: dict[Param, Any]) -> None:
+    def _bind(
+        self, at: int, param: Param, guard: Node, now: World, bound: dict[Param, int], env: dict[Param, Any]
+    ) -> Iterator[Way]:
         for value in self.scope.values(param):
             given: Any = value
             if isinstance(param, SetOf):
-                given = singleton(value, batch.sizes[param.sort], batch.device)
-            self.on(at, batch, {**bound, param: value}, {**env, param: given})
+                given = tuple(TRUE if x == value else FALSE for x in range(self.ground.sizes[param.sort]))
+            yield from self.on(at, guard, now, {**bound, param: value}, {**env, param: given})
+
+
+# Running -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What some states lead to: codes `[K, M]`, and for each which state it comes from and by which way, `[M]`."""
+
+    codes: Tensor
+    rows: Tensor
+    ways: Tensor
+
+
+class Expander:
+    """The ways of a law over a scope, ready to run. `ways` are in the order of the numbers in `Steps.ways`.
+
+    A successor's word is `(word & keep) | put | (extra & take)`, where `extra` is a word of computed bits that several
+    ways share; `keep`, `put`, `take` and `extra` are `int64 [K, ways]`.
+    """
+
+    def __init__(self, codec: Codec, grain: Grain, device: torch.device) -> None:
+        ground, now = codec.ground()
+        plans = [plan(o) for o in operations(codec.law, grain)]
+        self.codec, self.device = codec, device
+        self._turn = threading.Lock()
+        self.ways = [way for each in plans for way in ways(each, ground, now, codec.scope)]
+        lost = {n: ground.gates.both(w.guard, codec.lost(ground.gates, w.after)) for n, w in enumerate(self.ways)}
+        self._checks = [n for n, node in lost.items() if node != FALSE]
+        masks, computed = _masks(ground.gates, [codec.bits(ground.gates, w.after) for w in self.ways])
+        self._keep, self._put, self._take, self._extra = (m.to(device) for m in masks)
+        guards = [w.guard for w in self.ways]
+        self._program = compiled(ground.gates, [*guards, *(lost[n] for n in self._checks), *computed])
+
+    def bytes_for(self, states: int, steps: int) -> int:
+        """About what it takes to expand so many states, and to put so many steps into a set."""
+        columns = self._program.outputs + self._program.scratch + WORD_BITS * self.codec.words
+        return columns * states // 8 + (32 * self.codec.words + 64) * steps
+
+    def __call__(self, codes: Tensor) -> Steps:
+        """Everything that the states of codes `[K, N]` lead to. `Unsupported` when a value leaves its bits."""
+        count = codes.shape[1]
+        bits = columns(codes)
+        width, many = bits.shape[1], len(self.ways)
+        with self._turn:  # many small operations: two threads at once would only wait for the interpreter
+            result = self._program.run(bits)
+        possible = result[: many + len(self._checks)]
+        possible &= within(count, width, self.device)
+        for n, check in zip(self._checks, possible[many:], strict=True):
+            if bool(check.any()):
+                way = self.ways[n]
+                raise Unsupported(f"a number leaves its bits in {way.operation.name} over scope {self.codec.scope}")
+        extra = words(result[many + len(self._checks) :])
+        numbers, rows = pairs(possible[:many])
+        after = torch.empty((self.codec.words, rows.numel()), dtype=torch.int64, device=self.device)
+        flat, size = extra.view(-1), extra.shape[-1]
+        for k, to in enumerate(after.unbind(0)):
+            torch.index_select(codes[k], 0, rows, out=to)
+            to &= self._keep[k].index_select(0, numbers)
+            to |= self._put[k].index_select(0, numbers)
+            if flat.numel():
+                places = self._extra[k].index_select(0, numbers).mul_(size).add_(rows)
+                to |= flat.index_select(0, places).bitwise_and_(self._take[k].index_select(0, numbers))
+        return Steps(after, rows, numbers)
+
+
+def _masks(gates: Gates, ends: Sequence[Sequence[Node]]) -> tuple[list[Tensor], list[Node]]:
+    """For the new bits of each way: `keep`, `put`, `take`, `extra` as in `Expander`; and 64 nodes an extra word."""
+    count = gates.inputs // WORD_BITS
+    keep, put, take, extra = ([[0] * len(ends) for _ in range(count)] for _ in range(4))
+    shared: list[dict[int, Node]] = []
+    for n, end in enumerate(ends):
+        for k in range(count):
+            needed: dict[int, Node] = {}
+            for bit, node in enumerate(end[k * WORD_BITS : (k + 1) * WORD_BITS]):
+                if node == TRUE:
+                    put[k][n] |= 1 << bit
+                elif node == gates.input(k * WORD_BITS + bit):
+                    keep[k][n] |= 1 << bit
+                elif node != FALSE:
+                    needed[bit] = node
+            if needed:
+                extra[k][n] = _share(shared, needed)
+                take[k][n] = sum(1 << bit for bit in needed)
+    tables = [torch.tensor([[signed(m) for m in row] for row in t]) for t in (keep, put, take, extra)]
+    return tables, [word.get(bit, FALSE) for word in shared for bit in range(WORD_BITS)]
+
+
+def _share(shared: list[dict[int, Node]], needed: dict[int, Node]) -> int:
+    """The number of the first word that has these bits or room for them."""
+    for number, word in enumerate(shared):
+        if all(word.get(bit, node) == node for bit, node in needed.items()):
+            word.update(needed)
+            return number
+    shared.append(dict(needed))
+    return len(shared) - 1

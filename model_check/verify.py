@@ -190,8 +190,8 @@ class Verification:
             ours, plain = explore(law, within, grain=grain), explore_concrete(law, within, grain=grain)
             counts.append(f"{ours.distinct:,} states and {ours.generated:,} steps by {grain}")
             if (ours.distinct, ours.generated, ours.depth) != (plain.distinct, plain.generated, plain.depth):
-                gaps.append(f"vector and concrete differ by {grain}: {ours.distinct} and {plain.distinct} states")
-        covered = f"concrete and vector, {' and '.join(str(s) for _, s in COMPARED)}"
+                gaps.append(f"ground and concrete differ by {grain}: {ours.distinct} and {plain.distinct} states")
+        covered = f"concrete and ground, {' and '.join(str(s) for _, s in COMPARED)}"
         figure = f"equal counts: {', '.join(counts)}"
         return Row("readings agree", "searched", covered, figure, time.perf_counter() - started, tuple(gaps))
 

@@ -3,7 +3,7 @@
 A *sort* is a subclass of `Element`, and its instances are variables. A *relation* over sorts and an integer *function*
 of one element are called to build terms; an *action* is a generator that yields named guard clauses and simultaneous
 updates; an *operation* yields actions. Running the generator once with fresh variables gives a tree that every reading
-folds over: `concrete`, `source`, `text` here, `smt` and `vector` among the instruments. Nothing is ever transcribed.
+folds over: `concrete`, `source`, `text` here, `smt` and `ground` among the instruments. Nothing is ever transcribed.
 
     @law.action
     def release(k: Record, pages: SetOf[Page]) -> Body:

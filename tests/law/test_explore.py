@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +14,21 @@ import torch
 from freehold.model_check import explore as explore_module
 from freehold.model_check.codes import Codec
 from freehold.model_check.counterexample import confirmed, replay, retrace
-from freehold.model_check.explore import Progress, Symmetry, explore, reachable
+from freehold.model_check.explore import Progress, Result, Symmetry, explore, reachable
 from freehold.model_check.explore_concrete import explore_concrete
 from freehold.model_check.scopes import SCOPES, Scope, scope
 from freehold.model_check.steps import ReadingsDisagree, Taken
-from freehold.model_check.successors import Grain, operations
-from freehold.model_check.symmetry import canonical
+from freehold.model_check.successors import Expander, Grain, operations
+from freehold.model_check.symmetry import canonical, check_supported
 from freehold.model_check.vector import Batch, Tensor, batch_of, state_of
 from freehold.spec import concrete
 from freehold.spec.errors import InvalidInput, Unsupported
 from freehold.spec.language import Clause, Law, Operation, Property
-from freehold.spec.law import law
+from freehold.spec.law import law as whole
 from freehold.spec.state import Page, Place, Record, Request, Row, owns, place
 from freehold.spec.terms import Formula, Param, Relation, SetOf, Sort, exists, lone
+
+law = SCOPES["tiny"].law(whole)
 
 
 def of(
@@ -62,6 +65,18 @@ def test_chunks_change_nothing() -> None:
     assert whole.closed
 
 
+def test_threads_change_nothing() -> None:
+    one, *more = (explore(law, LITTLE, workers=n, chunk_states=16) for n in (1, 2, 3))
+    for result in more:
+        assert dataclasses.replace(result, seconds=0, state_bytes=0) == dataclasses.replace(
+            one, seconds=0, state_bytes=0
+        )
+    faulty = without(law, "evict", "no record locks the page")
+    found = [explore(faulty, TWO_TOKENS, workers=n, chunk_states=16).violation for n in (1, 2)]
+    assert all(v is not None for v in found)
+    assert len({len(v.trace) for v in found if v is not None}) == 1
+
+
 def test_states_come_in_the_order_of_the_search() -> None:
     batch = reachable(law, LITTLE)
     assert batch.count == explore(law, LITTLE).distinct
@@ -79,6 +94,58 @@ def test_budget_ends_a_search_openly() -> None:
     assert result.violation is None
     with pytest.raises(InvalidInput, match="budget"):
         explore(law, LITTLE, budget=0)
+
+
+def test_memory_ends_a_search_openly() -> None:
+    seen: list[Progress] = []
+    few, more = (
+        explore(law, "ci", memory_bytes=n, chunk_states=4096, progress=seen.append) for n in (12_000_000, 20_000_000)
+    )
+    for result in (few, more):
+        assert not result.closed
+        assert result.violation is None
+    assert 5_000 < few.distinct < more.distinct < 600_000
+    assert max(p.bytes for p in seen) < 20_000_000
+
+
+@pytest.mark.parametrize("symmetry", Symmetry, ids=str)
+def test_a_resumed_search_counts_the_same(symmetry: Symmetry, tmp_path: Path) -> None:
+    def search(budget: int, directory: Path | None, resume: bool) -> Result:
+        return explore(
+            law, "tiny", symmetry=symmetry, budget=budget, directory=directory, resume=resume, chunk_states=64
+        )
+
+    whole = search(20_000, None, resume=False)
+    limits = (whole.distinct // 5, whole.distinct // 2, 20_000, 20_000)
+    parts = [search(n, tmp_path, resume=i > 0) for i, n in enumerate(limits)]
+    assert [r.closed for r in parts] == [False, False, True, True]
+    assert parts[0].distinct < parts[1].distinct < whole.distinct
+    for result in parts[2:]:
+        assert dataclasses.replace(result, seconds=0) == dataclasses.replace(whole, seconds=0)
+
+
+def test_a_resumed_search_finds_the_same_fault(tmp_path: Path) -> None:
+    faulty = without(law, "truncate", "the published prefix stays")
+    whole = explore(faulty, TWO_TOKENS)
+    assert explore(faulty, TWO_TOKENS, budget=30, directory=tmp_path).violation is None
+    resumed = explore(faulty, TWO_TOKENS, directory=tmp_path, resume=True)
+    assert resumed.violation is not None
+    assert whole.violation is not None
+    assert len(resumed.violation.trace) == len(whole.violation.trace)
+    assert resumed.distinct == whole.distinct
+
+
+def test_checkpoints_do_not_mix(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no checkpoint"):
+        explore(law, LITTLE, directory=tmp_path, resume=True)
+    with pytest.raises(InvalidInput, match="name the directory"):
+        explore(law, LITTLE, resume=True)
+    explore(law, LITTLE, directory=tmp_path, budget=50, chunk_states=16)
+    with pytest.raises(InvalidInput, match="resume it"):
+        explore(law, LITTLE, directory=tmp_path)
+    for other, within in ((law, SCOPES["tiny"]), (without(law, "acquire", "each page is free"), LITTLE)):
+        with pytest.raises(InvalidInput, match="another search"):
+            explore(other, within, directory=tmp_path, resume=True)
 
 
 def test_progress_is_reported_level_by_level() -> None:
@@ -223,7 +290,7 @@ def test_symmetry_refuses_what_it_does_not_know() -> None:
     tag = Relation("tag", (Page, Page))
     wider = dataclasses.replace(law, relations={**law.relations, "tag": tag})
     with pytest.raises(Unsupported, match="tag"):
-        explore(wider, "tiny", symmetry=Symmetry.SORTED)
+        check_supported(wider)
     shared = dataclasses.replace(without(law, "bind_row", "the record is new: no request holds it"), invariants={})
     with pytest.raises(Unsupported, match="shape"):
         explore(shared, of(1, 2, 1, 2, 1), symmetry=Symmetry.SORTED, budget=300)
@@ -343,4 +410,4 @@ def test_traces_that_the_concrete_reading_forbids_are_errors() -> None:
     codec = Codec(law, within)
     start = codec.pack(batch_of(law, [concrete.initial(law, within.sizes, within.constants)]))
     with pytest.raises(ReadingsDisagree, match="no step leads"):
-        retrace(codec, [], [start, start], lambda codes: codes)
+        retrace(Expander(codec, Grain.OPERATIONS, start.device), [start, torch.zeros_like(start)], lambda codes: codes)
