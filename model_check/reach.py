@@ -16,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freehold.model_check.bits import columns, pairs
+from freehold.model_check.bits import within as inside
 from freehold.model_check.codes import Codec
+from freehold.model_check.gates import compiled
 from freehold.model_check.scopes import Scope
 from freehold.model_check.steps import ReadingsDisagree
-from freehold.model_check.successors import Instance, Plan, plan, walk
-from freehold.model_check.vector import Batch, Tensor, batch_of, everywhere, holds
+from freehold.model_check.successors import Expander, Grain, Way
+from freehold.model_check.vector import Batch, Tensor, batch_of
 from freehold.spec import concrete
 from freehold.spec.absent import without
 from freehold.spec.errors import InvalidInput
@@ -95,13 +98,22 @@ class Graph:
 
     def where(self, term: Formula, of: Element) -> list[Mask]:
         """For each value of a formula's one variable, the states in which the formula holds."""
-        batch = self.codec.unpack(self.codes)
-        return [everywhere(holds(term, {of: n}, batch), batch).numpy() for n in range(batch.sizes[type(of)])]
+        return self._masks([(term, {of: n}) for n in range(self.scope.sizes[type(of).__name__])])
 
     def all_hold(self, term: Formula) -> bool:
         """Whether a closed formula is true in every state."""
-        batch = self.codec.unpack(self.codes)
-        return bool(everywhere(holds(term, {}, batch), batch).all())
+        return bool(self._masks([(term, {})])[0].all())
+
+    def _masks(self, questions: Sequence[tuple[Formula, Mapping[Param, Any]]]) -> list[Mask]:
+        ground, now = self.codec.ground()
+        program = compiled(ground.gates, [ground.holds(term, env, now) for term, env in questions])
+        masks = np.zeros((len(questions), self.count), bool)
+        for start in range(0, self.count, CHUNK):
+            bits = columns(self.codes[:, start : start + CHUNK])
+            there = inside(min(CHUNK, self.count - start), bits.shape[1], bits.device)
+            numbers, rows = pairs(program.run(bits) & there)
+            masks[numbers.numpy(), rows.numpy() + start] = True
+        return list(masks)
 
 
 def build(
@@ -121,7 +133,7 @@ def build(
     law = replace(made.law, operations=_with_jobs(kept, jobs))
     law = without(law, [s for s in law.sorts if s.__name__ not in scope.sizes])
     codec = Codec(law, within)
-    growth = _Growth(codec, [plan(o) for o in law.operations.values()])
+    growth = _Growth(codec, Expander(codec, Grain.OPERATIONS, torch.device("cpu")), list(law.operations))
     growth.put(canonical(codec, batch_of(law, [concrete.initial(law, within.sizes, within.constants)])), 0)
     low = depth = 0
     while low < len(growth.depths):
@@ -157,7 +169,8 @@ class _Growth:
     """The graph while it grows, a level at a time."""
 
     codec: Codec
-    plans: Sequence[Plan]
+    expander: Expander
+    operations: Sequence[str]
     numbers: dict[bytes, int] = field(default_factory=dict)
     depths: list[int] = field(default_factory=list)
     blocks: list[Tensor] = field(default_factory=list)
@@ -185,22 +198,18 @@ class _Growth:
     def expand(self, low: int, high: int, depth: int) -> None:
         """All steps of the states in `[low, high)`, the states of one level."""
         self.blocks = [self.codes]
-        root = self.blocks[0][:, low:high]
-        batch = self.codec.unpack(root)
-        reached: list[Tensor] = []
-        for number, each in enumerate(self.plans):
+        known = np.array([self._label(way) for way in self.expander.ways], np.int64)
+        for codes in torch.split(self.blocks[0][:, low:high], CHUNK, 1):
+            found = self.expander(codes)
+            self.source.append(found.rows.numpy() + low)
+            self.label.append(known[found.ways.numpy()])
+            low += codes.shape[1]
+            for reached in torch.split(found.codes, CHUNK, 1):
+                self.target.append(self.put(canonical(self.codec, self.codec.unpack(reached)), depth))
 
-            def note(operation: Operation, bound: Instance, after: Batch, number: int = number) -> None:
-                rows = torch.arange(after.count) if after.rows is None else after.rows
-                label = number, tuple(bound[p] for p in operation.params)
-                self.source.append(rows.numpy() + low)
-                self.label.append(np.full(after.count, self.labels.setdefault(label, len(self.labels)), np.int64))
-                reached.append(self.codec.repack(root, after))
-
-            walk(each, batch, self.codec.scope, note)
-        if reached:
-            for codes in torch.split(torch.cat(reached, 1), CHUNK, 1):
-                self.target.append(self.put(canonical(self.codec, self.codec.unpack(codes)), depth))
+    def _label(self, way: Way) -> int:
+        values = tuple(way.values[p] for p in way.operation.params)
+        return self.labels.setdefault((self.operations.index(way.operation.name), values), len(self.labels))
 
 
 # Names ---------------------------------------------------------------------------------------------------------------
@@ -264,15 +273,12 @@ def follow(graph: Graph, state: concrete.State, step: int) -> dict[Param, Any]:
     """
     number, values = graph.labels[int(graph.label[step])]
     operation, wanted = graph.operations[number], graph.codes[:, int(graph.target[step])]
-    found: list[Instance] = []
+    expander = Expander(graph.codec, Grain.OPERATIONS, torch.device("cpu"))
+    steps = expander(graph.codec.pack(batch_of(graph.law, [state])))
+    ends = canonical(graph.codec, graph.codec.unpack(steps.codes))
     named = {p: v for p, v in zip(operation.params, values, strict=True) if type(p) in NAMED}
-
-    def note(_: Operation, bound: Instance, after: Batch) -> None:
-        same_names = not found and all(bound[p] == v for p, v in named.items())
-        if same_names and bool((canonical(graph.codec, after)[:, 0] == wanted).all()):
-            found.append({p: bound[p] for p in operation.params})
-
-    walk(plan(operation), batch_of(graph.law, [state]), graph.scope, note)
-    if not found:
-        raise ReadingsDisagree(f"no {operation.name} leads from the state to the one of the graph")
-    return dict(found[0])
+    for i in (ends == wanted.unsqueeze(1)).all(0).nonzero().view(-1).tolist():
+        way = expander.ways[int(steps.ways[i])]
+        if way.operation.name == operation.name and all(way.values[p] == v for p, v in named.items()):
+            return {p: way.values[p] for p in operation.params}
+    raise ReadingsDisagree(f"no {operation.name} leads from the state to the one of the graph")

@@ -84,7 +84,7 @@ GROUPS: Mapping[str, Group] = {
     **dict.fromkeys(("close_idle", "close_saved", "close_busy"), Group.CLIENT),
     **dict.fromkeys(("abort_waiting", "abort_waiting_turn", "abort_waiting_turn_and_end"), Group.CLIENT),
     **dict.fromkeys(("abort_waiting_turn_and_close", "drop_turn", "drop_turn_and_end"), Group.CLIENT),
-    **dict.fromkeys(("match_page", "publish_pages", "dedupe_page"), Group.CACHE),
+    **dict.fromkeys(("match_page", "publish_pages", "dedupe_page", "enter_namespace"), Group.CACHE),
     **dict.fromkeys(("admit", "admit_turn", "extend_page", "extend_tail", "park", "resume"), Group.SCHEDULER),
     **dict.fromkeys(("start_decode", "finish", "finish_publish", "save", "save_and_end"), Group.SCHEDULER),
     **dict.fromkeys(("write", "decode", "decode_page"), Group.FORWARD),
