@@ -110,7 +110,7 @@ def explore(
     progress: Callable[[Progress], None] = lambda _: None,
     device: str = "cpu",
     workers: int | None = None,
-    chunk_states: int = 1 << 16,
+    chunk_states: int = 1 << 15,
 ) -> Result:
     """Search a scope (or the scope of that name) until it is closed, `budget` states are found, or a rule is broken.
 

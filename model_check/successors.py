@@ -210,7 +210,7 @@ class Expander:
     def bytes_for(self, states: int, steps: int) -> int:
         """About what it takes to expand so many states, and to put so many steps into a set."""
         columns = self._program.outputs + self._program.scratch + WORD_BITS * self.codec.words
-        return columns * states // 8 + (32 * self.codec.words + 64) * steps
+        return columns * states // 8 + (48 * self.codec.words + 128) * steps
 
     def __call__(self, codes: Tensor) -> Steps:
         """Everything that the states of codes `[K, N]` lead to. `Unsupported` when a value leaves its bits."""

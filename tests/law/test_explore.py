@@ -99,13 +99,13 @@ def test_budget_ends_a_search_openly() -> None:
 def test_memory_ends_a_search_openly() -> None:
     seen: list[Progress] = []
     few, more = (
-        explore(law, "ci", memory_bytes=n, chunk_states=4096, progress=seen.append) for n in (12_000_000, 20_000_000)
+        explore(law, "ci", memory_bytes=n, chunk_states=4096, progress=seen.append) for n in (20_000_000, 40_000_000)
     )
     for result in (few, more):
         assert not result.closed
         assert result.violation is None
     assert 5_000 < few.distinct < more.distinct < 600_000
-    assert max(p.bytes for p in seen) < 20_000_000
+    assert max(p.bytes for p in seen) < 40_000_000
 
 
 @pytest.mark.parametrize("symmetry", Symmetry, ids=str)
@@ -379,13 +379,16 @@ def test_a_trace_reads_like_the_law() -> None:
 
 
 def test_a_trace_is_printed_as_steps_with_owners_before_and_after() -> None:
-    found = explore(without(law, "acquire", "each page is free"), of(1, 2, 2, 2, 1)).violation
+    faulty = without(law, "acquire", "each page is free")
+    for name in ("profile", "publish_pages"):  # which show the fault in another way
+        del faulty.operations[name]
+    found = explore(faulty, of(1, 2, 2, 2, 1), workers=1).violation
     assert found is not None
     lines = str(found).splitlines()
     assert lines[0].startswith("page_has_one_record is broken after 6 steps: ")
     assert [" ".join(line.split()) for line in lines if "page 0" in line] == [
-        "page 0 free -> record 0 (request 1)",
-        "page 0 record 0 (request 1) -> record 0 (request 1) and record 1 (request 0)",
+        "page 0 free -> record 1 (request 0)",
+        "page 0 record 1 (request 0) -> record 0 (request 1) and record 1 (request 0)",
         "page 0 has 2 owners: record 0 (request 1), record 1 (request 0)",
     ]
     arrows = {line.index("->") for line in lines if "->" in line}
