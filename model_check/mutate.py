@@ -1,134 +1,233 @@
-"""Law faults: the law with one thing taken out, each of which some check has to notice.
+"""The adequacy run: does some instrument see each small change of the law?
 
-A fault drops one guard clause, one update or all updates of an event, or one precondition of an operation. The checks
-are the law's own properties; a fault is *caught* by a property when the grounded reading finds a counterexample that
-replays. The matrix also shows which property is the only one to see some fault: what cannot be switched off.
+Every mutant is put before the instruments in this order, and the first that sees it is named:
+
+1. rules: a step of it from a good state breaks an invariant, a contract, or a step invariant of an operation (Z3,
+   replayed by the concrete reading);
+2. a lost operation: one that the law allows somewhere is not possible any more in any good state (Z3);
+3. examples: a lawful step that it refuses or takes elsewhere (replay), or a near miss that it takes (refusals).
+
+What is left is proved equivalent for any size, or it is a survivor. A mutant that only the examples see is killed, too,
+but by nothing that could be read as a rule; it is counted apart, as weaker, stronger or different.
 """
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
 
-from freehold.model_check.refute import Counterexample, Refuter
-from freehold.spec.language import Action, Law, Step
+import torch
+
+from freehold.model_check.killers import STRONGER, WEAKER, Judge, equivalent
+from freehold.model_check.lawful import SIZES, Corpus
+from freehold.model_check.mutators import Mutant, mutants, sample
+from freehold.model_check.refute import CONSTANTS, SCOPE
+from freehold.model_check.successors import Grain
+from freehold.spec.errors import InvalidInput
+from freehold.spec.language import Law
 from freehold.spec.law import law as the_law
 
-T = TypeVar("T")
+LOST, REPLAY, REFUSALS = "lost operation", "replay of lawful steps", "refusals"
+EQUIVALENT, SURVIVOR = "equivalent", "survivor"
+_NOT_KILLED = (EQUIVALENT, SURVIVOR)
+EXAMPLES = (REPLAY, REFUSALS)
+SHARE = 8  # mutants a worker takes at a time
+WIDE: Mapping[str, int] = {**CONSTANTS, "page_size": 4, "row_width": 14}
+WIDE_SIZES: Mapping[str, int] = {**SIZES, "Row": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing taken out of the law: `drop` names it."""
+class Verdict:
+    """What became of one mutant. `by` names the rules or the operation; `shown` says how it differs, if that was asked.
 
-    subject: str
-    drop: str
-    law: Law
+    killer: invariant, step invariant, contract, lost operation, replay of lawful steps, refusals; or equivalent, or
+    survivor, with the reason in `by`.
+    """
+
+    mutant: str
+    killer: str
+    by: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+    dropped: bool = False
 
     @property
-    def name(self) -> str:
-        return f"{self.subject}: without {self.drop}"
-
-
-@dataclass(frozen=True, slots=True)
-class Caught:
-    """The properties that see a fault, and one counterexample."""
-
-    fault: str
-    by: tuple[str, ...]
-    example: Counterexample | None
+    def killed(self) -> bool:
+        return self.killer not in _NOT_KILLED
 
 
 @dataclass(frozen=True, slots=True)
 class MutationReport:
-    faults: tuple[Caught, ...]
+    """Verdicts in the order of the law; `total` mutants exist, of which these were asked."""
+
+    verdicts: tuple[Verdict, ...]
+    total: int
     seconds: float
 
     @property
-    def survivors(self) -> tuple[str, ...]:
-        return tuple(c.fault for c in self.faults if not c.by)
+    def survivors(self) -> tuple[Verdict, ...]:
+        return tuple(v for v in self.verdicts if v.killer == SURVIVOR)
+
+    @property
+    def equivalents(self) -> tuple[Verdict, ...]:
+        return tuple(v for v in self.verdicts if v.killer == EQUIVALENT)
+
+    @property
+    def by_example(self) -> tuple[Verdict, ...]:
+        """Killed, but only by examples: no rule and no lost operation speaks against them."""
+        return tuple(v for v in self.verdicts if v.killer in EXAMPLES)
+
+    def counts(self) -> Counter[str]:
+        """Mutants by killer."""
+        return Counter(v.killer for v in self.verdicts)
+
+    def sorts(self) -> Counter[str]:
+        """What only the examples see, by sort; the one that is seen first where a mutant is of several."""
+        return Counter(v.shown[0] for v in self.by_example)
+
+    def summary(self) -> str:
+        """One line: how many of how many, and by whom."""
+        killed, same = sum(v.killed for v in self.verdicts), len(self.equivalents)
+        sorts = ", ".join(f"{n} {sort}" for sort, n in self.sorts().most_common())
+        by = ", ".join(f"{n} {killer}" for killer, n in self.counts().most_common() if killer not in _NOT_KILLED)
+        return (
+            f"{len(self.verdicts)} of {self.total} mutants: {killed} killed ({by}), {same} proved equivalent, "
+            f"{len(self.survivors)} left; {len(self.by_example)} seen by examples only ({sorts or 'none'})"
+        )
 
     def sole_witness(self) -> dict[str, list[str]]:
-        """For each property, the faults that it alone sees."""
+        """For each rule, the mutants that it alone sees. Only plain faults are put before all rules."""
         found: dict[str, list[str]] = {}
-        for caught in self.faults:
-            if len(caught.by) == 1:
-                found.setdefault(caught.by[0], []).append(caught.fault)
+        for verdict in self.verdicts:
+            if verdict.dropped and len(verdict.by) == 1:
+                found.setdefault(verdict.by[0], []).append(verdict.mutant)
         return found
 
 
-def faults(law: Law) -> Iterator[Fault]:
-    """Every fault of the law, in the order of its text."""
-    for action in law.actions.values():
-        for kept, clause in _without(action.guard):
-            yield _with_action(law, replace(action, guard=kept), f"“{clause.text}”")
-        for number, (left, _) in enumerate(_without(action.updates), start=1):
-            yield _with_action(law, replace(action, updates=left), f"update {number}")
-        if len(action.updates) > 1:
-            yield _with_action(law, replace(action, updates=()), "any effect")
-    for operation in law.operations.values():
-        for kept, clause in _without(operation.guard):
-            changed = replace(law, operations={**law.operations, operation.name: replace(operation, guard=kept)})
-            yield Fault(operation.name, f"“{clause.text}”", changed)
+@dataclass(slots=True)
+class Court:
+    """All instruments over one law, each built when it is first needed.
+
+    The wide ones have larger pages and rows: for what the small scope can't show.
+    """
+
+    law: Law
+    seed: int = 0
+    judge: Judge = field(init=False)
+    wide: Judge | None = field(init=False, default=None)
+    corpora: dict[tuple[Grain, bool], Corpus] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.judge = Judge(self.law)
+
+    def verdict(self, mutant: Mutant) -> Verdict:
+        """Who sees the mutant, or that nobody can, or that nobody does."""
+        return (
+            self._by_rules(mutant, self.judge)
+            or self._by_loss(mutant)
+            or self._by_example(mutant)
+            or self._left(mutant)
+        )
+
+    def _by_rules(self, mutant: Mutant, judge: Judge) -> Verdict | None:
+        """A plain fault is put before every rule, so that the report can say which is the only one to see it."""
+        ask = judge.all_broken if mutant.dropped else judge.breaks
+        for item in (mutant.item, *(mutant.operations() if mutant.of_action else ())):
+            broken = ask(item)
+            if broken:
+                return self._say(mutant, broken[0][0].kind, (rule.prop.name for rule, _ in broken))
+        return None
+
+    def _by_loss(self, mutant: Mutant) -> Verdict | None:
+        lost = self.judge.loses(mutant)
+        return None if lost is None else self._say(mutant, LOST, (lost,), (STRONGER,))
+
+    def _by_example(self, mutant: Mutant, wide: bool = False) -> Verdict | None:
+        for grain in (Grain.OPERATIONS, Grain.EVENTS) if mutant.of_action else (Grain.OPERATIONS,):
+            shown = self._corpus(grain, wide).compare(mutant)
+            if shown:
+                return self._say(mutant, REFUSALS if shown == (WEAKER,) else REPLAY, (f"by {grain}",), shown)
+        return None
+
+    def _left(self, mutant: Mutant) -> Verdict:
+        """Seen by no instrument of the small scope: seen in a larger one, proved equivalent, or a survivor."""
+        if self.wide is None:
+            self.wide = Judge(self.law, {**SCOPE, "Page": SCOPE["Page"] + 1}, WIDE)
+        shown = self.judge.differs(mutant) or self.wide.differs(mutant)
+        if shown:
+            found = self._by_rules(mutant, self.wide) or self._by_example(mutant, wide=True)
+            return found or self._say(mutant, SURVIVOR, ("differs only in good states that no example has",), shown)
+        proof = equivalent(mutant)
+        if proof == "unsat":
+            return self._say(mutant, EQUIVALENT, ("same guard and same effect in every good state of any size",))
+        return self._say(mutant, SURVIVOR, (f"equal in two scopes, not proved equivalent: {proof}",))
+
+    def _say(self, mutant: Mutant, killer: str, by: Iterable[str], shown: tuple[str, ...] = ()) -> Verdict:
+        return Verdict(mutant.name, killer, tuple(by), shown, mutant.dropped)
+
+    def _corpus(self, grain: Grain, wide: bool) -> Corpus:
+        if (grain, wide) not in self.corpora:
+            sizes, constants = (WIDE_SIZES, WIDE) if wide else (SIZES, CONSTANTS)
+            self.corpora[grain, wide] = Corpus(self.law, grain, self.seed, sizes, constants)
+        return self.corpora[grain, wide]
 
 
-def _without(items: tuple[T, ...]) -> Iterator[tuple[tuple[T, ...], T]]:
-    for i, item in enumerate(items):
-        yield items[:i] + items[i + 1 :], item
+# All of them ---------------------------------------------------------------------------------------------------------
 
 
-def _with_action(law: Law, action: Action, drop: str) -> Fault:
-    """The law with an action replaced, in the operations that take it, too."""
+def choose(law: Law, size: int | None = None, seed: int = 0, only: str = "", plain: bool = False) -> tuple[Mutant, ...]:
+    """The mutants with `only` in their name: all of them, or a sample of `size`; with `plain`, all plain faults too.
 
-    def relink(step: Step) -> Step:
-        return replace(step, action=action) if step.action.name == action.name else step
-
-    operations = {n: replace(o, steps=tuple(map(relink, o.steps))) for n, o in law.operations.items()}
-    return Fault(action.name, drop, replace(law, actions={**law.actions, action.name: action}, operations=operations))
-
-
-def catch(fault: Fault) -> Caught:
-    """Which properties see the fault: those of the event, and of the operations that take it where those are blind."""
-    refuter = Refuter(fault.law)
-    ask = refuter.obligations
-    if fault.subject in fault.law.actions:
-        asked = [ask.of_action(fault.law.actions[fault.subject])]
-        asked += [
-            ask.of_operation(o)
-            for o in fault.law.operations.values()
-            if any(s.action.name == fault.subject for s in o.steps)
-        ]
-    else:
-        asked = [ask.of_operation(fault.law.operations[fault.subject])]
-    for questions in asked:
-        examples = [e for e in map(refuter.refute, questions) if e is not None]
-        if examples:
-            return Caught(fault.name, tuple(e.property for e in examples), examples[0])
-    return Caught(fault.name, (), None)
+    `InvalidInput` when there is none.
+    """
+    found = tuple(m for m in mutants(law) if only in m.name)
+    if not found:
+        raise InvalidInput(f"no mutant has {only!r} in its name; names begin like this: {mutants(law)[0].name}")
+    if size is None or size >= len(found):
+        return found
+    drawn = {m.name for m in sample([m for m in found if not (plain and m.dropped)], size, seed)}
+    return tuple(m for m in found if m.name in drawn or (plain and m.dropped))
 
 
-SHARES = 16
+_court: Court | None = None
 
 
-def _catch_share(share: int) -> list[Caught]:
-    return [catch(f) for f in itertools.islice(faults(the_law), share, None, SHARES)]
+def _open() -> None:
+    """Once a worker: one thread each, as there are as many workers as there is to share."""
+    global _court
+    torch.set_num_threads(1)
+    _court = Court(the_law)
 
 
-def mutate(workers: int = 2, progress: Callable[[int, int], None] | None = None) -> MutationReport:
-    """Plant every fault in the law, one at a time; `progress` is told (shares done, shares in all)."""
+def _try(names: Sequence[str]) -> list[Verdict]:
+    if _court is None:
+        raise AssertionError("the worker was not opened")
+    wanted = set(names)
+    return [_court.verdict(m) for m in mutants(_court.law) if m.name in wanted]
+
+
+def mutate(
+    size: int | None = None,
+    seed: int = 0,
+    only: str = "",
+    plain: bool = False,
+    workers: int = 2,
+    progress: Callable[[int, int], None] | None = None,
+) -> MutationReport:
+    """Try the mutants of the law that `choose` gives; `progress` is told (done, all)."""
     started = time.perf_counter()
-    found: list[Caught] = []
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(_catch_share, i) for i in range(SHARES)]
-        for done, future in enumerate(as_completed(futures), start=1):
-            found += future.result()
+    chosen = choose(the_law, size, seed, only, plain)
+    shares = [[m.name for m in chosen[i : i + SHARE]] for i in range(0, len(chosen), SHARE)]
+    verdicts: list[Verdict] = []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(shares)), spawn, _open) as pool:
+        for future in as_completed([pool.submit(_try, share) for share in shares]):
+            verdicts += future.result()
             if progress is not None:
-                progress(done, SHARES)
-    order = {f.name: i for i, f in enumerate(faults(the_law))}
-    found.sort(key=lambda c: order[c.fault])
-    return MutationReport(tuple(found), time.perf_counter() - started)
+                progress(len(verdicts), len(chosen))
+    order = {m.name: i for i, m in enumerate(chosen)}
+    verdicts.sort(key=lambda v: order[v.mutant])
+    return MutationReport(tuple(verdicts), len(mutants(the_law)), time.perf_counter() - started)

@@ -15,6 +15,7 @@ from freehold.model_check import contracts, corrupt, engine_faults, mutate, prov
 from freehold.model_check.explore import Result, Symmetry, explore
 from freehold.model_check.explore_concrete import explore_concrete
 from freehold.model_check.liveness import check_liveness
+from freehold.model_check.mutators import faults
 from freehold.model_check.refute import explain
 from freehold.model_check.report import Planted, Report, Row
 from freehold.model_check.scopes import SCOPES, scope
@@ -36,11 +37,12 @@ class Depth:
     search_depth: int
     scope: str
     refinement_profile: str
+    mutants: int | None  # beside the plain faults; None for every one
 
 
 DEPTHS: Mapping[str, Depth] = {
-    "ci": Depth(prove.SEEDS_BY_PAGE_SIZE, 5, "ci", "ci"),
-    "deep": Depth({size: range(10) for size in (1, 2, 4, 16, 64)}, 8, "deep", "deep"),
+    "ci": Depth(prove.SEEDS_BY_PAGE_SIZE, 5, "ci", "ci", 200),
+    "deep": Depth({size: range(10) for size in (1, 2, 4, 16, 64)}, 8, "deep", "deep", None),
 }
 
 
@@ -113,22 +115,24 @@ class Verification:
         return Row("Z3 induction", "proved", covered, figure, found.seconds, tuple(gaps))
 
     def law_faults(self) -> Row:
-        found = mutate.mutate(progress=self._share("law faults"))
-        gaps = [f"nobody sees: {name}" for name in found.survivors]
+        found = mutate.mutate(self.depth.mutants, plain=True, progress=self._share("law faults"))
+        gaps = [f"nobody sees: {v.mutant} ({', '.join((*v.shown, *v.by))})" for v in found.survivors]
         sole = found.sole_witness()
         gaps += [f"contract that sees no fault of its own: {name}" for name in law.contracts if name not in sole]
-        by_event: dict[str, list[mutate.Caught]] = {}
-        for caught in found.faults:
-            by_event.setdefault(caught.fault.split(":")[0], []).append(caught)
-        for event, caught_ones in by_event.items():
-            seen = Counter(p for c in caught_ones for p in c.by).most_common(2)
-            who = ", ".join(name for name, _ in seen)
+        by_event: dict[str, list[mutate.Verdict]] = {}
+        for verdict in (v for v in found.verdicts if v.dropped):
+            by_event.setdefault(verdict.mutant.split(":")[0], []).append(verdict)
+        for event, seen in by_event.items():
+            who = ", ".join(name for name, _ in Counter(p for v in seen for p in v.by).most_common(2))
             self.report.planted.append(
-                Planted("law", f"{event}: a guard or an effect dropped, {len(caught_ones)} of them", f"Z3: {who}", "1")
+                Planted("law", f"{event}: a guard or an effect dropped, {len(seen)} of them", f"Z3: {who}", "1")
             )
-        covered = "every guard clause and effect of every event, every precondition of an operation, dropped"
-        figure = f"{len(found.faults) - len(found.survivors)} of {len(found.faults)} caught"
-        return Row("law faults", "searched", covered, figure, found.seconds, tuple(gaps))
+        drawn = "all" if self.depth.mutants is None else f"all plain faults and {self.depth.mutants} others, seed 0,"
+        covered = (
+            f"{drawn} of the small changes to a guard clause, an effect or a step of an event or operation: dropped, "
+            "negated, and/or, quantifiers and comparisons exchanged, swapped, shifted"
+        )
+        return Row("law faults", "searched", covered, found.summary(), found.seconds, tuple(gaps))
 
     def needed_invariants(self) -> Row:
         found = corrupt.ablate(progress=self._share("ablation"))
@@ -240,4 +244,4 @@ class Verification:
 
 
 def _without_guard(action: str, text: str) -> Law:
-    return next(f.law for f in mutate.faults(law) if f.subject == action and text in f.drop)
+    return next(f.law for f in faults(law) if f.subject == action and text in f.change)

@@ -1,4 +1,4 @@
-"""The commands that hold the law and the engine to account: verify, fuzz, bench, gpu-check."""
+"""The commands that hold the law and the engine to account: verify, fuzz, bench, mutate, gpu-check."""
 
 from __future__ import annotations
 
@@ -119,6 +119,21 @@ def bench(
         ratio = c.monitor_on / c.monitor_off
         table.add_row(str(c.running), f"{c.monitor_off:.1f}", f"{c.monitor_on:.1f}", f"{ratio:.1f}")
     console.print(table)
+
+
+@app.command()
+def mutate(
+    sample: Annotated[int, typer.Option("--sample", min=1, help="So many mutants, some of each event.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Which ones.")] = 0,
+    everything: Annotated[bool, typer.Option("--all", help="Every mutant.")] = False,
+    only: Annotated[str, typer.Option("--only", help="Every mutant with this in its name.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Change the law in small ways, and say who sees each change; exit 1 when one goes unseen."""
+    module = import_extra("freehold.commands_mutate", "check")
+    with counting("mutants") as progress:
+        code = module.run(None if everything or only else sample, seed, only, as_json, progress)
+    raise typer.Exit(code)
 
 
 @app.command("gpu-check")
