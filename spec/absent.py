@@ -55,6 +55,14 @@ def without(law: Law, sorts: Iterable[Sort], constants: Mapping[str, int] | None
         dead = found
 
 
+def likewise(changed: Law, law: Law, smaller: Law, constants: Mapping[str, int]) -> Law:
+    """A changed law, or a part of one, read as `law` was when it became `smaller`: the same symbols go, no others."""
+    lost = [r for n, r in law.relations.items() if n not in smaller.relations]
+    still = [f for n, f in law.functions.items() if n not in smaller.functions]
+    gone = frozenset(law.sorts) - frozenset(smaller.sorts)
+    return _Without(gone, constants, frozenset([*lost, *still])).law(changed)
+
+
 def _dead(law: Law) -> frozenset[Relation | Function]:
     updates = [u for a in law.actions.values() for u in a.updates]
     gains = {u.of for u in updates if isinstance(u, Change) and u.gains}
