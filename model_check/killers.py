@@ -8,14 +8,14 @@ reading, which says which rules fail there. Where no step breaks a rule, further
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import z3
 
 from freehold.model_check.mutators import Mutant
 from freehold.model_check.obligations import Obligation, Obligations
-from freehold.model_check.prove import ask
+from freehold.model_check.prove import ask, reading
 from freehold.model_check.refute import CONSTANTS, SCOPE, Counterexample, read_parameters, read_state
 from freehold.model_check.smt import Env, Expr, Smt, View
 from freehold.model_check.steps import ReadingsDisagree
@@ -50,7 +50,7 @@ class Judge:
 
     law: Law
     sizes: Mapping[str, int] = field(default_factory=lambda: SCOPE)
-    constants: Mapping[str, int] = field(default_factory=lambda: CONSTANTS)
+    constants: Mapping[str, Any] = field(default_factory=lambda: CONSTANTS)
     smt: Smt = field(init=False)
     before: View = field(init=False)
     always: Any = field(init=False)
@@ -230,7 +230,7 @@ def equivalent(mutant: Mutant, page_sizes: Sequence[int] = PAGE_SIZES) -> str:
 
 def _same(mutant: Mutant, page_size: int) -> Iterator[Obligation]:
     law = mutant.base
-    smt = Smt(law, {"page_size": page_size, "row_width": z3.Int("row_width")})
+    smt = replace(reading(page_size), law=law)
     obligations = Obligations(smt, law)
     base: Action | Operation
     base = law.actions[mutant.subject] if mutant.of_action else law.operations[mutant.subject]

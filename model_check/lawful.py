@@ -11,24 +11,47 @@ only the examples see is something that no invariant, contract or lost operation
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from freehold.model_check.codes import Codec, CodeSet
-from freehold.model_check.killers import DIFFERENT, STRONGER, WEAKER, scope_of
+from freehold.model_check.killers import DIFFERENT, STRONGER, WEAKER
 from freehold.model_check.mutators import Mutant
-from freehold.model_check.refute import CONSTANTS
 from freehold.model_check.scopes import Scope
 from freehold.model_check.successors import Grain, Instance, Plan, operations, plan, walk
 from freehold.model_check.vector import Batch, Tensor, batch_of
 from freehold.spec import concrete
-from freehold.spec.language import Law, Operation
+from freehold.spec.absent import likewise
+from freehold.spec.language import Action, Law, Operation
 
-SIZES: Mapping[str, int] = {"Page": 4, "Row": 2, "Record": 2, "Request": 2, "Session": 1}
-LEVELS: Mapping[Grain, int] = {Grain.OPERATIONS: 16, Grain.EVENTS: 24}
-BEHIND = 32  # states that a level takes behind each operation
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What an engine has: sizes by sort name, and constants. What is not named is empty, and the law is smaller."""
+
+    name: str
+    sizes: Mapping[str, int]
+    numbers: Mapping[str, int]
+
+
+_SIZES = {"Page": 4, "Row": 2, "Record": 2, "Request": 2, "Session": 1}
+SETTINGS = (
+    Setting(
+        "no window",
+        {**_SIZES, "StateSlot": 2, "HostPage": 2, "Loan": 2},
+        {"page_size": 2, "row_width": 5, "window": 0, "namespaces": 1},
+    ),
+    Setting(
+        "window",
+        {**_SIZES, "SwaPage": 3, "StateSlot": 1, "Loan": 1},
+        {"page_size": 2, "row_width": 7, "window": 2, "namespaces": 2},
+    ),
+    Setting("large pages", {**_SIZES, "Row": 1}, {"page_size": 4, "row_width": 14, "window": 0, "namespaces": 1}),
+)
+LEVELS: Mapping[Grain, int] = {Grain.OPERATIONS: 14, Grain.EVENTS: 28}
+BEHIND = 16  # states that a level takes behind each operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +65,32 @@ class Steps:
     after: Tensor
 
 
+NONE = Steps(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+
+
 @dataclass(slots=True)
 class Corpus:
     """Reachable states of the law, between operations or between events, and the law's own steps from them."""
 
     law: Law
     grain: Grain
+    setting: Setting
     seed: int = 0
-    sizes: Mapping[str, int] = field(default_factory=lambda: SIZES)
-    constants: Mapping[str, int] = field(default_factory=lambda: CONSTANTS)
+    codes: Tensor | None = None
     scope: Scope = field(init=False)
     states: Batch = field(init=False)
-    names: frozenset[str] = field(init=False)
     _weights: dict[str, Tensor] = field(init=False)
     _marks: dict[str, Tensor] = field(init=False)
     _steps: dict[str, Steps] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scope = Scope("examples", scope_of(self.law, self.sizes, 1), self.constants)
+        self.scope = Scope(self.setting.name, self.setting.sizes, self.setting.numbers)
+        self.law = self.scope.law(self.law)
         draw = torch.Generator().manual_seed(self.seed)
-        self.states, self.names = self._gather(draw)
+        codec = Codec(self.law, self.scope)
+        if self.codes is None:
+            self.codes = self._gather(codec, draw)
+        self.states = codec.unpack(self.codes)
         self._weights, self._marks = {}, {}
         for name in (*self.law.relations, *self.law.functions):
             column = self.states.column(name)
@@ -69,26 +98,22 @@ class Corpus:
             self._weights[name] = torch.randint(-(1 << 62), 1 << 62, shape, generator=draw, dtype=torch.int64)
             self._marks[name] = self._mark(name, column)
 
-    def _gather(self, draw: torch.Generator) -> tuple[Batch, frozenset[str]]:
+    def _gather(self, codec: Codec, draw: torch.Generator) -> Tensor:
         """A walk in levels: each level takes up to `BEHIND` new states behind each operation of the one before."""
-        codec = Codec(self.law, self.scope)
         known = CodeSet(codec.words)
         start = concrete.initial(self.law, self.scope.sizes, self.scope.constants)
         frontier = codec.pack(batch_of(self.law, [start]))
         known.add(frontier)
         plans = [plan(o) for o in operations(self.law, self.grain)]
-        taken: set[str] = set()
         for _ in range(LEVELS[self.grain]):
             batch, new = codec.unpack(frontier), [frontier[:, :0]]
             for each in plans:
                 codes = self._behind(codec, each, frontier, batch, draw)
-                if codes.shape[1]:
-                    taken.add(each.operation.name)
-                    new.append(codes.index_select(1, known.add(codes))[:, :BEHIND])
+                new.append(codes.index_select(1, known.add(codes))[:, :BEHIND])
             frontier = torch.cat(new, 1)
             if not frontier.shape[1]:
                 break
-        return codec.unpack(known.codes(0, known.count)), frozenset(taken)
+        return known.codes(0, known.count).clone()
 
     def _behind(self, codec: Codec, each: Plan, codes: Tensor, batch: Batch, draw: torch.Generator) -> Tensor:
         """Some successors by one operation: a few of each instance, then a few of all."""
@@ -105,10 +130,10 @@ class Corpus:
     # Comparing -------------------------------------------------------------------------------------------------------
 
     def compare(self, mutant: Mutant) -> tuple[str, ...]:
-        """How the mutant's steps differ from the law's: weaker, stronger, different; empty when no example shows it."""
-        found: set[str] = set()
-        for operation in self._reached(mutant):
-            lawful, mutated = self._base(operation.name), self.steps(operation)
+        """How the first operation that shows it differs: weaker, stronger, different; empty when no example does."""
+        for name, operation in self._reached(mutant).items():
+            found: set[str] = set()
+            lawful, mutated = self._base(name), NONE if operation is None else self.steps(operation)
             both, at = _where(lawful.keys, mutated.keys)
             if not bool(both.all()):
                 found.add(WEAKER)
@@ -116,18 +141,31 @@ class Corpus:
                 found.add(STRONGER)
             if not torch.equal(mutated.after[both], lawful.after[at[both]]):
                 found.add(DIFFERENT)
-        return tuple(kind for kind in (WEAKER, STRONGER, DIFFERENT) if kind in found)
+            if found:
+                return tuple(kind for kind in (WEAKER, STRONGER, DIFFERENT) if kind in found)
+        return ()
 
-    def _reached(self, mutant: Mutant) -> Iterator[Operation]:
-        if self.grain is Grain.OPERATIONS:
-            yield from mutant.operations()
-        elif mutant.of_action:
-            yield next(o for o in operations(mutant.law, self.grain) if o.name == mutant.subject)
+    def _reached(self, mutant: Mutant) -> dict[str, Operation | None]:
+        """What takes the change, as it is in this setting; None where it can't happen at all."""
+        reached = {o.name: o for o in mutant.operations()} if self.grain is Grain.OPERATIONS else {}
+        names = tuple(reached) if self.grain is Grain.OPERATIONS else (mutant.subject,) if mutant.of_action else ()
+        actions = {s.action.name: s.action for o in reached.values() for s in o.steps}
+        if isinstance(mutant.item, Action):
+            actions[mutant.subject] = mutant.item
+        alone = Law("what takes the change", actions=actions, operations=reached)
+        left = likewise(alone, mutant.base, self.law, self.setting.numbers)
+        there = {o.name: o for o in operations(left, self.grain)}
+        return {name: there.get(name) for name in names}
 
     def _base(self, name: str) -> Steps:
         if name not in self._steps:
-            self._steps[name] = self.steps(next(o for o in operations(self.law, self.grain) if o.name == name))
+            mine = next((o for o in operations(self.law, self.grain) if o.name == name), None)
+            self._steps[name] = NONE if mine is None else self.steps(mine)
         return self._steps[name]
+
+    def shown(self) -> frozenset[str]:
+        """The operations that some state of this corpus allows."""
+        return frozenset(o.name for o in operations(self.law, self.grain) if self._base(o.name).keys.numel())
 
     def steps(self, operation: Operation) -> Steps:
         """All steps of an operation from the states of the corpus."""
@@ -169,6 +207,8 @@ def _where(lawful: Tensor, mutated: Tensor) -> tuple[Tensor, Tensor]:
     return lawful[at] == mutated, at
 
 
-def missing(corpus: Corpus) -> tuple[str, ...]:
-    """Operations (or events) that no state of the corpus allows."""
-    return tuple(o.name for o in operations(corpus.law, corpus.grain) if o.name not in corpus.names)
+def missing(law: Law, corpora: Iterable[Corpus]) -> frozenset[str]:
+    """Operations (or events) of the law that no state of any of the corpora allows."""
+    corpora = tuple(corpora)
+    wanted = frozenset(o.name for o in operations(law, corpora[0].grain))
+    return wanted.difference(*(c.shown() for c in corpora))

@@ -19,11 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
 from freehold.model_check.killers import STRONGER, WEAKER, Judge, equivalent
-from freehold.model_check.lawful import SIZES, Corpus
+from freehold.model_check.lawful import SETTINGS, Corpus
 from freehold.model_check.mutators import Mutant, mutants, sample
 from freehold.model_check.refute import CONSTANTS, SCOPE
 from freehold.model_check.successors import Grain
@@ -36,8 +38,7 @@ EQUIVALENT, SURVIVOR = "equivalent", "survivor"
 _NOT_KILLED = (EQUIVALENT, SURVIVOR)
 EXAMPLES = (REPLAY, REFUSALS)
 SHARE = 8  # mutants a worker takes at a time
-WIDE: Mapping[str, int] = {**CONSTANTS, "page_size": 4, "row_width": 14}
-WIDE_SIZES: Mapping[str, int] = {**SIZES, "Row": 1}
+WIDE: Mapping[str, int] = {"page_size": 4, "row_width": 14}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,30 +108,30 @@ class MutationReport:
         return found
 
 
+Place = tuple[Grain, int]  # a grain, and the number of a setting
+PLACES: tuple[Place, ...] = tuple((grain, number) for grain in Grain for number in range(len(SETTINGS)))
+
+
 @dataclass(slots=True)
 class Court:
     """All instruments over one law, each built when it is first needed.
 
-    The wide ones have larger pages and rows: for what the small scope can't show.
+    The wide judge has larger pages and rows: for what the small scope can't show.
     """
 
     law: Law
     seed: int = 0
+    codes: Mapping[Place, torch.Tensor] = field(default_factory=dict)
     judge: Judge = field(init=False)
     wide: Judge | None = field(init=False, default=None)
-    corpora: dict[tuple[Grain, bool], Corpus] = field(init=False, default_factory=dict)
+    corpora: dict[Place, Corpus] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.judge = Judge(self.law)
 
     def verdict(self, mutant: Mutant) -> Verdict:
         """Who sees the mutant, or that nobody can, or that nobody does."""
-        return (
-            self._by_rules(mutant, self.judge)
-            or self._by_loss(mutant)
-            or self._by_example(mutant)
-            or self._left(mutant)
-        )
+        return self._by_rules(mutant, self.judge) or self._by_loss(mutant) or self._left(mutant)
 
     def _by_rules(self, mutant: Mutant, judge: Judge) -> Verdict | None:
         """A plain fault is put before every rule, so that the report can say which is the only one to see it."""
@@ -145,20 +146,22 @@ class Court:
         lost = self.judge.loses(mutant)
         return None if lost is None else self._say(mutant, LOST, (lost,), (STRONGER,))
 
-    def _by_example(self, mutant: Mutant, wide: bool = False) -> Verdict | None:
-        for grain in (Grain.OPERATIONS, Grain.EVENTS) if mutant.of_action else (Grain.OPERATIONS,):
-            shown = self._corpus(grain, wide).compare(mutant)
-            if shown:
-                return self._say(mutant, REFUSALS if shown == (WEAKER,) else REPLAY, (f"by {grain}",), shown)
+    def _by_example(self, mutant: Mutant) -> Verdict | None:
+        for grain, number in PLACES:
+            if mutant.of_action or grain is Grain.OPERATIONS:
+                shown = self.corpus(grain, number).compare(mutant)
+                if shown:
+                    by = f"by {grain}, {SETTINGS[number].name}"
+                    return self._say(mutant, REFUSALS if shown == (WEAKER,) else REPLAY, (by,), shown)
         return None
 
     def _left(self, mutant: Mutant) -> Verdict:
-        """Seen by no instrument of the small scope: seen in a larger one, proved equivalent, or a survivor."""
+        """Seen by no rule in the small scope: seen in a wide one or by example, proved equivalent, or a survivor."""
         if self.wide is None:
-            self.wide = Judge(self.law, {**SCOPE, "Page": SCOPE["Page"] + 1}, WIDE)
+            self.wide = Judge(self.law, {**SCOPE, "Page": SCOPE["Page"] + 1}, {**CONSTANTS, **WIDE})
         shown = self.judge.differs(mutant) or self.wide.differs(mutant)
         if shown:
-            found = self._by_rules(mutant, self.wide) or self._by_example(mutant, wide=True)
+            found = self._by_rules(mutant, self.wide) or self._by_example(mutant)
             return found or self._say(mutant, SURVIVOR, ("differs only in good states that no example has",), shown)
         proof = equivalent(mutant)
         if proof == "unsat":
@@ -168,11 +171,12 @@ class Court:
     def _say(self, mutant: Mutant, killer: str, by: Iterable[str], shown: tuple[str, ...] = ()) -> Verdict:
         return Verdict(mutant.name, killer, tuple(by), shown, mutant.dropped)
 
-    def _corpus(self, grain: Grain, wide: bool) -> Corpus:
-        if (grain, wide) not in self.corpora:
-            sizes, constants = (WIDE_SIZES, WIDE) if wide else (SIZES, CONSTANTS)
-            self.corpora[grain, wide] = Corpus(self.law, grain, self.seed, sizes, constants)
-        return self.corpora[grain, wide]
+    def corpus(self, grain: Grain, number: int) -> Corpus:
+        """The examples of a setting."""
+        at = (grain, number)
+        if at not in self.corpora:
+            self.corpora[at] = Corpus(self.law, grain, SETTINGS[number], self.seed, self.codes.get(at))
+        return self.corpora[at]
 
 
 # All of them ---------------------------------------------------------------------------------------------------------
@@ -193,20 +197,29 @@ def choose(law: Law, size: int | None = None, seed: int = 0, only: str = "", pla
 
 
 _court: Court | None = None
+_mutants: dict[str, Mutant] = {}
 
 
-def _open() -> None:
+def _open(codes: Mapping[Place, np.ndarray[Any, Any]]) -> None:
     """Once a worker: one thread each, as there are as many workers as there is to share."""
     global _court
     torch.set_num_threads(1)
-    _court = Court(the_law)
+    _mutants.update({m.name: m for m in mutants(the_law)})
+    _court = Court(the_law, codes={at: torch.from_numpy(c.copy()) for at, c in codes.items()})
+
+
+def _gather(at: Place) -> tuple[Place, np.ndarray[Any, Any]]:
+    torch.set_num_threads(1)
+    codes = Corpus(the_law, at[0], SETTINGS[at[1]]).codes
+    if codes is None:
+        raise AssertionError("a corpus has codes")
+    return at, codes.numpy()
 
 
 def _try(names: Sequence[str]) -> list[Verdict]:
     if _court is None:
         raise AssertionError("the worker was not opened")
-    wanted = set(names)
-    return [_court.verdict(m) for m in mutants(_court.law) if m.name in wanted]
+    return [_court.verdict(_mutants[name]) for name in names]
 
 
 def mutate(
@@ -223,7 +236,9 @@ def mutate(
     shares = [[m.name for m in chosen[i : i + SHARE]] for i in range(0, len(chosen), SHARE)]
     verdicts: list[Verdict] = []
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(shares)), spawn, _open) as pool:
+    with ProcessPoolExecutor(workers, spawn) as pool:  # the examples are gathered once, and not by each worker
+        codes = dict(pool.map(_gather, PLACES))
+    with ProcessPoolExecutor(min(workers, len(shares)), spawn, _open, (codes,)) as pool:
         for future in as_completed([pool.submit(_try, share) for share in shares]):
             verdicts += future.result()
             if progress is not None:

@@ -39,6 +39,7 @@ from freehold.spec.terms import (
     Update,
     lift,
 )
+from freehold.spec.variant import with_action
 
 T = TypeVar("T")
 EXCHANGED: dict[Kind, tuple[Kind, ...]] = {
@@ -78,19 +79,15 @@ class Mutant:
         if isinstance(self.item, Operation):
             yield self.item
             return
-        for operation in self.base.operations.values():
-            if any(s.action.name == self.subject for s in operation.steps):
-                yield replace(operation, steps=tuple(map(self._relinked, operation.steps)))
-
-    def _relinked(self, step: Step) -> Step:
-        return replace(step, action=self.item) if step.action.name == self.subject else step  # type: ignore[arg-type]
+        taking = (o for o in self.base.operations.values() if any(s.action.name == self.subject for s in o.steps))
+        yield from (self.law.operations[o.name] for o in taking)
 
     @property
     def law(self) -> Law:
         """The whole law with the change."""
-        actions = {**self.base.actions, self.subject: self.item} if self.of_action else self.base.actions
-        operations = {**self.base.operations, **{o.name: o for o in self.operations()}}
-        return replace(self.base, actions=actions, operations=operations)  # type: ignore[arg-type]
+        if isinstance(self.item, Action):
+            return with_action(self.base, self.item)
+        return replace(self.base, operations={**self.base.operations, self.subject: self.item})
 
 
 def mutants(law: Law) -> tuple[Mutant, ...]:
