@@ -41,7 +41,7 @@ SETTINGS = (
     Setting(
         "no window",
         {**_SIZES, "StateSlot": 2, "HostPage": 2, "Loan": 2},
-        {"page_size": 2, "row_width": 5, "window": 0, "namespaces": 1},
+        {"page_size": 2, "row_width": 6, "window": 0, "namespaces": 2},
     ),
     Setting(
         "window",

@@ -38,7 +38,8 @@ EQUIVALENT, SURVIVOR = "equivalent", "survivor"
 _NOT_KILLED = (EQUIVALENT, SURVIVOR)
 EXAMPLES = (REPLAY, REFUSALS)
 SHARE = 8  # mutants a worker takes at a time
-WIDE: Mapping[str, int] = {"page_size": 4, "row_width": 14}
+# A row that ends inside a large page, and one that ends with a page: what the small scope can't show.
+WIDE: tuple[Mapping[str, int], ...] = ({"page_size": 4, "row_width": 14}, {"page_size": 2, "row_width": 6})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +117,14 @@ PLACES: tuple[Place, ...] = tuple((grain, number) for grain in Grain for number 
 class Court:
     """All instruments over one law, each built when it is first needed.
 
-    The wide judge has larger pages and rows: for what the small scope can't show.
+    The wide judges have one more of everything, and other rows.
     """
 
     law: Law
     seed: int = 0
     codes: Mapping[Place, torch.Tensor] = field(default_factory=dict)
     judge: Judge = field(init=False)
-    wide: Judge | None = field(init=False, default=None)
+    wide: list[Judge] = field(init=False, default_factory=list)
     corpora: dict[Place, Corpus] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -157,16 +158,20 @@ class Court:
 
     def _left(self, mutant: Mutant) -> Verdict:
         """Seen by no rule in the small scope: seen in a wide one or by example, proved equivalent, or a survivor."""
-        if self.wide is None:
-            self.wide = Judge(self.law, {**SCOPE, "Page": SCOPE["Page"] + 1}, {**CONSTANTS, **WIDE})
-        shown = self.judge.differs(mutant) or self.wide.differs(mutant)
+        if not self.wide:
+            sizes = {sort: size + 1 for sort, size in SCOPE.items()}
+            self.wide += [Judge(self.law, sizes, {**CONSTANTS, **numbers}) for numbers in WIDE]
+        shown: tuple[str, ...] = ()
+        for judge in (self.judge, *self.wide):
+            shown = shown or judge.differs(mutant)
         if shown:
-            found = self._by_rules(mutant, self.wide) or self._by_example(mutant)
+            broken = (self._by_rules(mutant, judge) for judge in self.wide)
+            found = next(filter(None, broken), None) or self._by_example(mutant)
             return found or self._say(mutant, SURVIVOR, ("differs only in good states that no example has",), shown)
         proof = equivalent(mutant)
         if proof == "unsat":
             return self._say(mutant, EQUIVALENT, ("same guard and same effect in every good state of any size",))
-        return self._say(mutant, SURVIVOR, (f"equal in two scopes, not proved equivalent: {proof}",))
+        return self._say(mutant, SURVIVOR, (f"equal in all scopes, not proved equivalent: {proof}",))
 
     def _say(self, mutant: Mutant, killer: str, by: Iterable[str], shown: tuple[str, ...] = ()) -> Verdict:
         return Verdict(mutant.name, killer, tuple(by), shown, mutant.dropped)
