@@ -301,6 +301,18 @@ def loan_has_one_account() -> Formula:
 
 
 @always
+def load_has_no_account() -> Formula:
+    """A loan that fills a page from its copy runs on no record's account."""
+    return forall(Loan, Record, Page, lambda o, k, p: target(o, p) >> ~lent(o, k))
+
+
+@always
+def store_has_no_account() -> Formula:
+    """A loan that fills a host page runs on no record's account."""
+    return forall(Loan, Record, HostPage, lambda o, k, h: filling(o, h) >> ~lent(o, k))
+
+
+@always
 def committed_is_not_written() -> Formula:
     """Nothing in flight writes a token that is committed already."""
     return forall(Loan, Record, lambda o, k: lent(o, k) >> (C(k) <= S(o)))
