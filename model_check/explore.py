@@ -242,7 +242,7 @@ class _Search:
         if self.symmetry is Symmetry.SORTED:
             check_supported(self.law)
         self.codec = Codec(self.law, self.scope)
-        self.expand = Expander(self.codec, self.grain, self.device)
+        self.expand = Expander(self.codec, operations(self.law, self.grain), self.device)
         self.watch = _Watch(self.codec, self.law, self.grain)
         reserved = self._reserved() // self.limits.workers + 1
         self.parts = [CodeSet(self.codec.words, self.device, reserved) for _ in range(self.limits.workers)]

@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from freehold.model_check.codes import Codec, CodeSet
+from freehold.model_check.codes import Codec, CodeSet, mix
 from freehold.model_check.killers import DIFFERENT, STRONGER, WEAKER
 from freehold.model_check.mutators import Mutant
 from freehold.model_check.scopes import Scope
-from freehold.model_check.successors import Grain, Instance, Plan, operations, plan, walk
-from freehold.model_check.vector import Batch, Tensor, batch_of
+from freehold.model_check.successors import Expander, Grain, Instance, operations
+from freehold.model_check.vector import Tensor, batch_of
 from freehold.spec import concrete
 from freehold.spec.absent import likewise
+from freehold.spec.errors import Unsupported
 from freehold.spec.language import Action, Law, Operation
 
 
@@ -78,54 +79,38 @@ class Corpus:
     seed: int = 0
     codes: Tensor | None = None
     scope: Scope = field(init=False)
-    states: Batch = field(init=False)
-    _weights: dict[str, Tensor] = field(init=False)
-    _marks: dict[str, Tensor] = field(init=False)
+    codec: Codec = field(init=False)
     _steps: dict[str, Steps] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.scope = Scope(self.setting.name, self.setting.sizes, self.setting.numbers)
         self.law = self.scope.law(self.law)
-        draw = torch.Generator().manual_seed(self.seed)
-        codec = Codec(self.law, self.scope)
+        self.codec = Codec(self.law, self.scope)
         if self.codes is None:
-            self.codes = self._gather(codec, draw)
-        self.states = codec.unpack(self.codes)
-        self._weights, self._marks = {}, {}
-        for name in (*self.law.relations, *self.law.functions):
-            column = self.states.column(name)
-            shape = (*column.shape[:-1], 1)
-            self._weights[name] = torch.randint(-(1 << 62), 1 << 62, shape, generator=draw, dtype=torch.int64)
-            self._marks[name] = self._mark(name, column)
+            self.codes = self._gather(torch.Generator().manual_seed(self.seed))
 
-    def _gather(self, codec: Codec, draw: torch.Generator) -> Tensor:
+    def _gather(self, draw: torch.Generator) -> Tensor:
         """A walk in levels: each level takes up to `BEHIND` new states behind each operation of the one before."""
-        known = CodeSet(codec.words)
+        known = CodeSet(self.codec.words)
         start = concrete.initial(self.law, self.scope.sizes, self.scope.constants)
-        frontier = codec.pack(batch_of(self.law, [start]))
+        frontier = self.codec.pack(batch_of(self.law, [start]))
         known.add(frontier)
-        plans = [plan(o) for o in operations(self.law, self.grain)]
+        taken = operations(self.law, self.grain)
+        expander = Expander(self.codec, taken)
+        names = [o.name for o in taken]
+        kind = torch.tensor([names.index(w.operation.name) for w in expander.ways])
         for _ in range(LEVELS[self.grain]):
-            batch, new = codec.unpack(frontier), [frontier[:, :0]]
-            for each in plans:
-                codes = self._behind(codec, each, frontier, batch, draw)
+            found, new = expander(frontier), [frontier[:, :0]]
+            shuffled = torch.randperm(found.ways.numel(), generator=draw)
+            kinds = kind[found.ways[shuffled]]
+            for number in range(len(names)):
+                some = shuffled[(kinds == number).nonzero().view(-1)[: 4 * BEHIND]]
+                codes = found.codes.index_select(1, some)
                 new.append(codes.index_select(1, known.add(codes))[:, :BEHIND])
             frontier = torch.cat(new, 1)
             if not frontier.shape[1]:
                 break
         return known.codes(0, known.count).clone()
-
-    def _behind(self, codec: Codec, each: Plan, codes: Tensor, batch: Batch, draw: torch.Generator) -> Tensor:
-        """Some successors by one operation: a few of each instance, then a few of all."""
-        found = [codes[:, :0]]
-
-        def note(_: Operation, __: Instance, after: Batch) -> None:
-            some = torch.randperm(after.count, generator=draw)[:BEHIND]
-            found.append(codec.repack(codes, after.select(some)))
-
-        walk(each, batch, self.scope, note)
-        every = torch.cat(found, 1)
-        return every.index_select(1, torch.randperm(every.shape[1], generator=draw)[: 4 * BEHIND])
 
     # Comparing -------------------------------------------------------------------------------------------------------
 
@@ -133,7 +118,10 @@ class Corpus:
         """How the first operation that shows it differs: weaker, stronger, different; empty when no example does."""
         for name, operation in self._reached(mutant).items():
             found: set[str] = set()
-            lawful, mutated = self._base(name), NONE if operation is None else self.steps(operation)
+            try:
+                lawful, mutated = self._base(name), NONE if operation is None else self.steps(operation)
+            except Unsupported:  # a number that no lawful step reaches
+                return (DIFFERENT,)
             both, at = _where(lawful.keys, mutated.keys)
             if not bool(both.all()):
                 found.add(WEAKER)
@@ -169,34 +157,19 @@ class Corpus:
 
     def steps(self, operation: Operation) -> Steps:
         """All steps of an operation from the states of the corpus."""
-        keys = [torch.empty(0, dtype=torch.int64)]
-        after = [torch.empty(0, dtype=torch.int64)]
-        everyone = torch.arange(self.states.count)
-
-        def note(_: Operation, instance: Instance, batch: Batch) -> None:
-            rows = everyone if batch.rows is None else batch.rows
-            keys.append(self._number(operation, instance) * self.states.count + rows)
-            after.append(self._fingerprint(batch, rows))
-
-        walk(plan(operation), self.states, self.scope, note)
-        order = torch.cat(keys).argsort()
-        return Steps(torch.cat(keys)[order], torch.cat(after)[order])
+        assert self.codes is not None
+        expander = Expander(self.codec, [operation])
+        found = expander(self.codes)
+        numbers = torch.tensor([self._number(operation, w.values) for w in expander.ways], dtype=torch.int64)
+        keys = numbers[found.ways] * self.codes.shape[1] + found.rows
+        order = keys.argsort()
+        return Steps(keys[order], mix(found.codes)[order])
 
     def _number(self, operation: Operation, instance: Instance) -> int:
         number = 0
         for p in operation.params:
             number = number * len(self.scope.values(p)) + instance[p]
         return number
-
-    def _fingerprint(self, batch: Batch, rows: Tensor) -> Tensor:
-        """Equal for equal states; the columns that a step does not write are known."""
-        total = torch.zeros(rows.numel(), dtype=torch.int64)
-        for name in self._marks:
-            total += self._mark(name, batch.column(name)) if name in batch.written else self._marks[name][rows]
-        return total
-
-    def _mark(self, name: str, column: Tensor) -> Tensor:
-        return (column.to(torch.int64) * self._weights[name]).flatten(0, -2).sum(0)
 
 
 def _where(lawful: Tensor, mutated: Tensor) -> tuple[Tensor, Tensor]:

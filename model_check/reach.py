@@ -22,7 +22,7 @@ from freehold.model_check.codes import Codec
 from freehold.model_check.gates import compiled
 from freehold.model_check.scopes import Scope
 from freehold.model_check.steps import ReadingsDisagree
-from freehold.model_check.successors import Expander, Grain, Way
+from freehold.model_check.successors import Expander, Way
 from freehold.model_check.vector import Batch, Tensor, batch_of
 from freehold.spec import concrete
 from freehold.spec.absent import without
@@ -133,7 +133,7 @@ def build(
     law = replace(made.law, operations=_with_jobs(kept, jobs))
     law = without(law, [s for s in law.sorts if s.__name__ not in scope.sizes])
     codec = Codec(law, within)
-    growth = _Growth(codec, Expander(codec, Grain.OPERATIONS, torch.device("cpu")), list(law.operations))
+    growth = _Growth(codec, Expander(codec, law.operations.values()), list(law.operations))
     growth.put(canonical(codec, batch_of(law, [concrete.initial(law, within.sizes, within.constants)])), 0)
     low = depth = 0
     while low < len(growth.depths):
@@ -273,7 +273,7 @@ def follow(graph: Graph, state: concrete.State, step: int) -> dict[Param, Any]:
     """
     number, values = graph.labels[int(graph.label[step])]
     operation, wanted = graph.operations[number], graph.codes[:, int(graph.target[step])]
-    expander = Expander(graph.codec, Grain.OPERATIONS, torch.device("cpu"))
+    expander = Expander(graph.codec, graph.operations)
     steps = expander(graph.codec.pack(batch_of(graph.law, [state])))
     ends = canonical(graph.codec, graph.codec.unpack(steps.codes))
     named = {p: v for p, v in zip(operation.params, values, strict=True) if type(p) in NAMED}

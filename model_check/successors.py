@@ -188,16 +188,16 @@ class Steps:
 
 
 class Expander:
-    """The ways of a law over a scope, ready to run. `ways` are in the order of the numbers in `Steps.ways`.
+    """The ways of some operations over a scope, ready to run. `ways` are in the order of the numbers in `Steps.ways`.
 
     A successor's word is `(word & keep) | put | (extra & take)`, where `extra` is a word of computed bits that several
     ways share; `keep`, `put`, `take` and `extra` are `int64 [K, ways]`.
     """
 
-    def __init__(self, codec: Codec, grain: Grain, device: torch.device) -> None:
+    def __init__(self, codec: Codec, taken: Iterable[Operation], device: torch.device | str = "cpu") -> None:
         ground, now = codec.ground()
-        plans = [plan(o) for o in operations(codec.law, grain)]
-        self.codec, self.device = codec, device
+        plans = [plan(o) for o in taken]
+        self.codec, self.device = codec, torch.device(device)
         self._turn = threading.Lock()
         self.ways = [way for each in plans for way in ways(each, ground, now, codec.scope)]
         lost = {n: ground.gates.both(w.guard, codec.lost(ground.gates, w.after)) for n, w in enumerate(self.ways)}

@@ -413,4 +413,4 @@ def test_traces_that_the_concrete_reading_forbids_are_errors() -> None:
     codec = Codec(law, within)
     start = codec.pack(batch_of(law, [concrete.initial(law, within.sizes, within.constants)]))
     with pytest.raises(ReadingsDisagree, match="no step leads"):
-        retrace(Expander(codec, Grain.OPERATIONS, start.device), [start, torch.zeros_like(start)], lambda codes: codes)
+        retrace(Expander(codec, operations(codec.law, Grain.OPERATIONS), start.device), [start, torch.zeros_like(start)], lambda codes: codes)

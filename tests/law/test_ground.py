@@ -162,7 +162,7 @@ def test_updates_read_the_old_state_and_apply_in_order() -> None:
 def test_expanding_is_taking_every_operation(grain: Grain) -> None:
     states = sample("small")[40:52]
     codec = Codec(law, SMALL)
-    expand = Expander(codec, grain, torch.device("cpu"))
+    expand = Expander(codec, operations(codec.law, grain))
     found, wanted, seen = expand(codec.pack(batch_of(law, states))), Counter[Any](), Counter[Any]()
     for (i, state), operation in itertools.product(enumerate(states), operations(law, grain)):
         for values in itertools.product(*(SMALL.values(p) for p in operation.params)):
@@ -188,7 +188,7 @@ def test_a_number_that_leaves_its_bits_is_refused() -> None:
     endless = dataclasses.replace(law, actions={"lengthen": action})
     codec = Codec(endless, SMALL)
     state = concrete.initial(law, SMALL.sizes, SMALL.constants)
-    expand, codes = Expander(codec, Grain.EVENTS, torch.device("cpu")), codec.pack(batch_of(law, [state]))
+    expand, codes = Expander(codec, operations(codec.law, Grain.EVENTS)), codec.pack(batch_of(law, [state]))
     for length in range((1 << codec.fields["A"].bits) - 1):
         assert state_of(law, codec.unpack(codes), 0).functions["A"][0] == length
         codes = expand(codes).codes[:, :1]
