@@ -1,7 +1,7 @@
 """The TLA+ reading: a module that is whole and well nested, and has everything that the law has in its scope.
 
-TLC is not at hand here; what its syntax asks for is checked on the text, and the counts that the manual tells a reader
-to expect are those of the search.
+TLC is not at hand here. What its syntax asks for is checked on the text, a small reader of that text counts states in
+little scopes, and the counts that the manual tells to expect are those of the search.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from law.tla_reading import Module
 
 from freehold.model_check.explore import explore
-from freehold.model_check.scopes import SCOPES
+from freehold.model_check.scopes import SCOPES, scope
 from freehold.spec.law import law
 from freehold.spec.terms import Element
 from freehold.spec.tla import Tla, export
@@ -167,3 +168,13 @@ def test_the_manual_tells_the_counts_of_the_search() -> None:
         f"depth of the complete state graph search is {found.depth + 1}",
     ):
         assert words in " ".join(manual.split()), f"docs/tla.md should say: {words}"
+
+
+@pytest.mark.parametrize("more", [{}, {"SwaPage": 1, "window": 1}, {"HostPage": 1}], ids=str)
+def test_the_text_of_the_module_counts_what_the_search_counts(more: dict[str, int]) -> None:
+    """By a reader of the text that knows nothing of the law; every invariant is true in each of its states."""
+    within = scope("one", pages=1, rows=1, records=1, requests=1, sessions=1, page_size=1, row_width=2, **more)
+    text = export(within.law(law), "One", within.sizes, within.constants, within.numbers)
+    found = explore(law, within)
+    assert found.closed
+    assert Module(text.module, text.config).count() == (found.distinct, found.generated, found.depth)
