@@ -15,16 +15,15 @@ from freehold.model_check import contracts, corrupt, engine_faults, mutate, prov
 from freehold.model_check.explore import Result, Symmetry, explore
 from freehold.model_check.explore_concrete import explore_concrete
 from freehold.model_check.liveness import check_liveness
-from freehold.model_check.mutators import faults
 from freehold.model_check.refute import explain
 from freehold.model_check.report import Planted, Report, Row
 from freehold.model_check.scopes import SCOPES, scope
 from freehold.model_check.search import Found, Search
 from freehold.model_check.steps import listing
 from freehold.model_check.successors import Grain
-from freehold.spec.language import Law
 from freehold.spec.law import law
 from freehold.spec.policies import THRASHING, WAITING_HOLDERS
+from freehold.spec.variant import edit, variant
 
 Announce = Callable[[str], None]
 
@@ -146,7 +145,7 @@ class Verification:
         search = Search(law)
         found = search.violation(depth, progress=lambda d: self.announce(f"bounded search: depth {d} of {depth}"))
         gaps = [f"{found.property}: {'; '.join(map(str, found.trace))}"] if isinstance(found, Found) else []
-        example = Search(_without_guard("acquire", "each page is free")).violation(6)
+        example = Search(variant(law, edit("acquire", drop="each page is free"))).violation(6)
         shortest = "nothing"
         if isinstance(example, Found):
             shortest = f"in {len(example.trace)}"
@@ -241,7 +240,3 @@ class Verification:
 
     def _share(self, what: str) -> Callable[[int, int], None]:
         return lambda done, all_: self.announce(f"{what}: {done} of {all_}")
-
-
-def _without_guard(action: str, text: str) -> Law:
-    return next(f.law for f in faults(law) if f.subject == action and text in f.change)

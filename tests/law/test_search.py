@@ -12,7 +12,7 @@ import pytest
 from freehold.model_check.circuit import FALSE, TRUE, Bit, Circuit
 from freehold.model_check.explore import explore
 from freehold.model_check.finite import Finite, Frame
-from freehold.model_check.mutate import faults
+from freehold.model_check.mutators import faults
 from freehold.model_check.scopes import scope
 from freehold.model_check.search import LOOK_BACK, Found, Nothing, Search
 from freehold.spec import concrete
@@ -161,7 +161,7 @@ SHORT = [
 
 
 def fault(subject: str, drop: str) -> Law:
-    return next(f.law for f in faults(law) if f.subject == subject and drop in f.drop)
+    return next(f.law for f in faults(law) if f.subject == subject and drop in f.change)
 
 
 @pytest.mark.parametrize(("subject", "drop"), SHORT, ids=str)

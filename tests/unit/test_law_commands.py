@@ -13,7 +13,7 @@ from freehold import law_commands
 from freehold.cli import app
 from freehold.model_check import prove as prove_module
 from freehold.model_check import search as search_module
-from freehold.model_check.mutate import faults
+from freehold.model_check.mutators import faults
 from freehold.model_check.obligations import Obligations
 from freehold.model_check.prove import ProofReport, Proved
 from freehold.model_check.prove_only import about, names, prove_only
@@ -40,7 +40,7 @@ def answer(*words: str) -> dict[str, Any]:
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Law:
     """The law in which a page is given to a second record without being free, as what the commands load."""
-    changed = next(f.law for f in faults(law) if f.subject == "acquire" and "each page is free" in f.drop)
+    changed = next(f.law for f in faults(law) if f.subject == "acquire" and "each page is free" in f.change)
     monkeypatch.setattr(law_module, "law", changed)
     return changed
 
