@@ -66,8 +66,8 @@ def scope(
 ) -> Scope:
     """A scope from its numbers."""
     sizes = {"Page": pages, "Row": rows, "Record": records, "Request": requests, "Session": sessions}
-    constants = {"page_size": page_size, "row_width": row_width, "window": window, "namespaces": namespaces}
-    return Scope(name, sizes | {n: s for n, s in more.items() if s}, constants)
+    numbers = constants(page_size, row_width, window=window, namespaces=namespaces)
+    return Scope(name, sizes | {n: s for n, s in more.items() if s}, numbers)
 
 
 def _named() -> Iterator[Scope]:
@@ -75,6 +75,17 @@ def _named() -> Iterator[Scope]:
     yield scope("ci", pages=3, rows=2, records=2, requests=2, sessions=1, page_size=2, row_width=4)
     yield scope("deep", pages=4, rows=3, records=3, requests=3, sessions=1, page_size=2, row_width=4)
     yield scope("wide", pages=6, rows=3, records=3, requests=3, sessions=2, page_size=2, row_width=5)
+    one = {"Row": 1, "Record": 1, "Request": 1}
+    two = {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 1}
+    yield Scope("flight", {**two, "SwaPage": 2, "Loan": 1}, constants(1, 2, window=1))
+    yield Scope("ahead", {**one, "Page": 3, "SwaPage": 3, "Loan": 2}, constants(2, 4, window=1))
+    yield Scope("state", {**one, "Page": 2, "Session": 1, "StateSlot": 3, "Loan": 1}, constants(2, 4))
+    yield Scope("host", {**one, "Page": 2, "HostPage": 3, "Loan": 2}, constants(1, 2, namespaces=2))
+
+
+def constants(page_size: int, row_width: int, *, window: int = 0, namespaces: int = 1) -> dict[str, int]:
+    """The law's constants."""
+    return {"page_size": page_size, "row_width": row_width, "window": window, "namespaces": namespaces}
 
 
 SCOPES: Mapping[str, Scope] = {s.name: s for s in _named()}

@@ -14,6 +14,7 @@ from freehold.spec.diagrams import Places, graph, life, moved_by, place_graphs
 from freehold.spec.language import Action, Law, Operation, Property
 from freehold.spec.owners import Kept, Move, lives, moves, pools
 from freehold.spec.terms import Relation
+from freehold.spec.waivers import WAIVERS, Waiver, waive
 
 GROUPS = {
     "always": ("Always", "True after each event. Proved by induction, for any number of elements."),
@@ -46,6 +47,7 @@ def markdown(law: Law) -> str:
         *_invariants(law),
         *_contracts(law),
         *_witnesses(law),
+        *_waivers(law),
     ]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -224,3 +226,24 @@ def _witnesses(law: Law) -> Iterator[str]:
             for w in law.witnesses.values()
         ),
     )
+
+
+def _waivers(law: Law) -> Iterator[str]:
+    yield from ("## Waivers", "", "Deviations that a monitor can be told to accept: `freehold check --waive W1`.", "")
+    rows = ((w.name, w.what, _changes(law, w), _relaxed(w)) for w in WAIVERS.values())
+    yield from _table(("waiver", "what is accepted", "what changes in the law", "invariants that are relaxed"), rows)
+
+
+def _changes(law: Law, waiver: Waiver) -> str:
+    waived = waive(law, [waiver.name])
+    found = []
+    for one in waiver.edits:
+        meant = {c.text: c.term for c in waived.actions[one.name].guard}
+        found += [f"`{one.name}` does not ask: {clause}" for clause in one.drop]
+        found += [f"`{one.name}`, {clause}: {_code(text.formula(meant[clause]))}" for clause in one.swap]
+    found += [f"event {_code(text.signature(a))}" for n, a in waived.actions.items() if n not in law.actions]
+    return "; ".join(found) or "one more operation"
+
+
+def _relaxed(waiver: Waiver) -> str:
+    return "; ".join(f"`{n}`{' inside a step' if g == 'step' else ''}" for n, g in waiver.relaxes.items())

@@ -91,7 +91,10 @@ def give_back_one(pool: Pool, unit: Element) -> Iterator[Change]:
 
 @law.action
 def acquire(k: Record, pages: SetOf[Page]) -> Body:
-    """Pages go from the free list to the record, which does not map them yet."""
+    """Pages go from the free list to the record, which does not map them yet.
+
+    Source: sgl-project/sglang#34399 (the free list is read after the check).
+    """
     yield forall(Page, lambda p: pages(p) >> free(p)), "each page is free"
     yield in_use(k), "a request holds the record"
     yield has_row(k), "the record has a row"
@@ -101,7 +104,10 @@ def acquire(k: Record, pages: SetOf[Page]) -> Body:
 
 @law.action
 def release(k: Record, pages: SetOf[Page]) -> Body:
-    """Pages go from the record to the free list, with their swa halves."""
+    """Pages go from the record to the free list, with their swa halves.
+
+    Source: sgl-project/sglang#12224, #29428, #38941 (one exit, whole pages, once).
+    """
     yield forall(Page, lambda p: pages(p) >> owns(k, p)), "the record owns each page"
     yield forall(Page, lambda p: pages(p) >> ~maps(k, p)), "no row entry keeps any of the pages"
     yield owns[k].loses(pages)
@@ -115,7 +121,10 @@ def release(k: Record, pages: SetOf[Page]) -> Body:
 
 @law.action
 def bind_row(r: Request, k: Record, w: Row) -> Body:
-    """A free row goes to a new record, which the request holds from now on: `request.kv = record`."""
+    """A free row goes to a new record, which the request holds from now on: `request.kv = record`.
+
+    Source: sgl-project/sglang#29429, #37094 (the record exists where KV is allocated).
+    """
     yield row_free(w), "the row is free"
     yield holds_nothing(r), "the request holds no record"
     yield no(Request, lambda x: kv(x, k)), "the record is new: no request holds it"
@@ -127,7 +136,10 @@ def bind_row(r: Request, k: Record, w: Row) -> Body:
 
 @law.action
 def unbind_row(k: Record, w: Row) -> Body:
-    """The row of a record that is empty goes back to the free rows."""
+    """The row of a record that is empty goes back to the free rows.
+
+    Source: sgl-project/sglang#37167.
+    """
     yield row_of(k, w), "the row is the record's"
     yield no(Page, lambda p: owns(k, p)), "the record owns no page"
     yield no(Page, lambda p: locks(k, p)), "the record has no lock"
@@ -141,7 +153,10 @@ def unbind_row(k: Record, w: Row) -> Body:
 
 @law.action
 def tag(k: Record, x: Int) -> Body:
-    """The content of an empty record belongs to a namespace: an adapter, a cache salt, a version of the weights."""
+    """The content of an empty record belongs to a namespace: an adapter, a cache salt, a version of the weights.
+
+    Source: vllm-project/vllm#30931, #42125 (adapters and weights that are reloaded).
+    """
     yield NAMESPACES > 1, "there is more than one namespace"
     yield in_use(k), "a request holds the record"
     yield has_row(k), "the record has a row"
@@ -152,7 +167,10 @@ def tag(k: Record, x: Int) -> Body:
 
 @law.action
 def extend(k: Record, p: Page, a: Int) -> Body:
-    """The next row entry points at an owned page; room grows to `a` tokens, which end inside that page."""
+    """The next row entry points at an owned page; room grows to `a` tokens, which end inside that page.
+
+    Source: sgl-project/sglang#31616, #26972 (reserve by pages, inside the row).
+    """
     yield owns(k, p), "the record owns the page"
     yield ~maps(k, p), "the page is not mapped yet"
     yield in_use(k), "a request holds the record"
@@ -178,7 +196,10 @@ def grow(k: Record, a: Int) -> Body:
 
 @law.action
 def commit(k: Record, c: Int) -> Body:
-    """Positions [C, c) have been written."""
+    """Positions [C, c) have been written.
+
+    Source: sgl-project/sglang#12224, #37085, #28754 (committed apart from allocated).
+    """
     yield in_use(k), "a request holds the record"
     yield C(k) < c, "the length grows"
     yield c <= A(k), "committed tokens have a page behind them"
@@ -191,7 +212,10 @@ def commit(k: Record, c: Int) -> Body:
 
 @law.action
 def truncate(k: Record, a: Int) -> Body:
-    """Row entries behind `a` go; their pages stay with the record until they are released."""
+    """Row entries behind `a` go; their pages stay with the record until they are released.
+
+    Source: sgl-project/sglang#22862 (the tail of a turn).
+    """
     yield P(k) <= a, "the published prefix stays"
     yield a <= A(k), "the length does not grow"
     yield in_use(k) | (a == P(k)), "only a request shortens the record, unless it is given up"
@@ -208,7 +232,10 @@ def truncate(k: Record, a: Int) -> Body:
 
 @law.action
 def lock(k: Record, p: Page) -> Body:
-    """The record takes a receipt on a tree page, from the root down: the page can't be evicted."""
+    """The record takes a receipt on a tree page, from the root down: the page can't be evicted.
+
+    Source: sgl-project/sglang#36848 (a lock is a receipt); sgl-project/mini-sglang#52.
+    """
     yield in_tree(p), "the page is in the tree"
     yield in_use(k), "a request holds the record"
     yield has_row(k), "the record has a row"
@@ -219,7 +246,10 @@ def lock(k: Record, p: Page) -> Body:
 
 @law.action
 def attach(k: Record, p: Page) -> Body:
-    """The record's prefix continues with a locked tree page; a private page with the same tokens leaves the row."""
+    """The record's prefix continues with a locked tree page; a private page with the same tokens leaves the row.
+
+    Source: sgl-project/sglang#37481 (duplicates of an insert).
+    """
     yield locks(k, p), "the record locks the page"
     yield begin(p) == P(k), "the page continues the published prefix"
     yield label(p) == salt(k), "the page has the record's namespace"
@@ -233,7 +263,10 @@ def attach(k: Record, p: Page) -> Body:
 
 @law.action
 def publish(k: Record, a: Int) -> Body:
-    """The record's private pages below `a` go to the tree, under its locked prefix, and are locked by it."""
+    """The record's private pages below `a` go to the tree, under its locked prefix, and are locked by it.
+
+    Source: GeeeekExplorer/nano-vllm#209; sgl-project/sglang#36909.
+    """
     yield in_use(k), "a request holds the record"
     yield aligned(a), "only whole pages are published"
     yield P(k) < a, "there is something to publish"
@@ -249,7 +282,10 @@ def publish(k: Record, a: Int) -> Body:
 
 @law.action
 def unlock(k: Record, a: Int) -> Body:
-    """The record lets go of its prefix from `a` on: entries and receipts go together."""
+    """The record lets go of its prefix from `a` on: entries and receipts go together.
+
+    Source: sgl-project/sglang#36848.
+    """
     yield aligned(a), "the prefix is cut at a page border"
     yield (P(k) >= a) & (a >= 0), "the cut lies in the published prefix"
     yield A(k) == P(k), "nothing is allocated behind the prefix"
@@ -263,7 +299,10 @@ def unlock(k: Record, a: Int) -> Body:
 
 @law.action
 def evict(p: Page) -> Body:
-    """An unlocked leaf goes from the tree to the free list."""
+    """An unlocked leaf goes from the tree to the free list.
+
+    Source: sgl-project/mini-sglang#52; bytedance-iaas/sglang#748.
+    """
     yield in_tree(p), "the page is in the tree"
     yield no(Record, lambda k: locks(k, p)), "no record locks the page"
     yield no(Page, lambda q: parent(q, p)), "no page comes behind it in the tree"
@@ -279,7 +318,10 @@ def evict(p: Page) -> Body:
 
 @law.action
 def reset() -> Body:
-    """Flush: while nobody holds KV and nothing is in flight, the tree and its host side are emptied at once."""
+    """Flush: while nobody holds KV and nothing is in flight, the tree and its host side are emptied at once.
+
+    Source: sgl-project/sglang#23216 (a flush that forgot the host).
+    """
     yield no(Record, Row, lambda k, w: row_of(k, w)), "no record has a row"
     yield no(Loan, lambda o: out(o)), "nothing is in flight"
     yield free.gains(lambda p: in_tree(p))
@@ -300,7 +342,10 @@ def reset() -> Body:
 
 @law.action
 def transfer_to_session(r: Request, k: Record, s: Session) -> Body:
-    """The whole record goes from the request to the session's slot: `slot.kv, request.kv = request.kv, None`."""
+    """The whole record goes from the request to the session's slot: `slot.kv, request.kv = request.kv, None`.
+
+    Source: sgl-project/sglang#29429, #37108 (hand over the whole record).
+    """
     yield kv(r, k), "the request holds the record"
     yield turn(s, r), "the request is the session's live turn"
     yield empty(s), "the slot is empty"
@@ -310,7 +355,10 @@ def transfer_to_session(r: Request, k: Record, s: Session) -> Body:
 
 @law.action
 def transfer_to_request(s: Session, k: Record, r: Request) -> Body:
-    """The whole record goes from the session's slot to its live turn: `request.kv, slot.kv = slot.kv, None`."""
+    """The whole record goes from the session's slot to its live turn: `request.kv, slot.kv = slot.kv, None`.
+
+    Source: sgl-project/sglang#37108.
+    """
     yield slot_kv(s, k), "the slot holds the record"
     yield turn(s, r), "the request is the session's live turn"
     yield holds_nothing(r), "the request holds no record"
@@ -335,7 +383,10 @@ def open_session(s: Session) -> Body:
 
 @law.action
 def use(s: Session, r: Request) -> Body:
-    """The request becomes the session's one live turn."""
+    """The request becomes the session's one live turn.
+
+    Source: sgl-project/sglang#36503 (one live turn).
+    """
     yield opened(s), "the session is open"
     yield ~closing(s), "the session is not closing"
     yield no(Request, lambda x: turn(s, x)), "the session has no live turn"
@@ -353,7 +404,10 @@ def unuse(s: Session, r: Request) -> Body:
 
 @law.action
 def close_session(s: Session) -> Body:
-    """Closing is asked for; it waits while a turn lives."""
+    """Closing is asked for; it waits while a turn lives.
+
+    Source: sgl-project/sglang#21875 (closed while in use).
+    """
     yield opened(s), "the session is open"
     yield ~closing(s), "closing was not asked for before"
     yield closing.add(s)
@@ -388,6 +442,6 @@ EDGES = (
 @law.action
 def place_(r: Request, q: Int) -> Body:
     """The scheduler moves the request along an edge of its place graph."""
-    legal = tuple((place(r) == int(here)) & (q == int(there)) for here, there in EDGES)
+    legal = tuple((place(r) == here) & (q == there) for here, there in EDGES)
     yield Or(legal), "the edge exists in the place graph"
     yield place.becomes(r, q)

@@ -49,7 +49,10 @@ from freehold.spec.terms import Change, Element, Formula, Int, SetOf, exists, fo
 
 @law.action
 def lend(o: Loan, k: Record, start: Int, after: SetOf[Loan]) -> Body:
-    """A forward, a transfer or a peer starts on the record: it reads what is mapped and writes from `start` on."""
+    """A forward, a transfer or a peer starts on the record: it reads what is mapped and writes from `start` on.
+
+    Source: sgl-project/sglang#18803 (a forward and its pages).
+    """
     yield ~out(o), "the loan is new"
     yield in_use(k), "a request holds the record"
     yield has_row(k), "the record has a row"
@@ -87,7 +90,10 @@ def settle(pool: Pool, o: Loan) -> Iterator[Change]:
 
 @law.action
 def loan_close(o: Loan, how: Int) -> Body:
-    """The borrower is done, or says that it failed: units that waited for it alone are free."""
+    """The borrower is done, or says that it failed: units that waited for it alone are free.
+
+    Source: sgl-project/sglang#24527, #35049, #35360, #38961 (no release without a word of the borrower).
+    """
     yield out(o), "the loan is open"
     yield no(Loan, lambda m: behind(o, m)), "what it is ordered behind has closed"
     yield (how >= End.DONE) & (how <= End.TIMEOUT), "the end has a name"

@@ -75,7 +75,10 @@ from freehold.spec.terms import Formula, Int, SetOf, exists, forall, lone, no
 
 @law.action
 def pair(k: Record, p: Page, v: SwaPage) -> Body:
-    """A page that was acquired and is not mapped yet gets its swa half."""
+    """A page that was acquired and is not mapped yet gets its swa half.
+
+    Source: sgl-project/sglang#27586.
+    """
     yield owns(k, p), "the record owns the page"
     yield ~maps(k, p), "the page is not mapped yet"
     yield ~has_peer(p), "the page has no swa half"
@@ -86,7 +89,10 @@ def pair(k: Record, p: Page, v: SwaPage) -> Body:
 
 @law.action
 def window_drop(k: Record, floor: Int, e: Int) -> Body:
-    """The window moved on: private pages in `[floor, e)` give their swa half back, and keep the full one."""
+    """The window moved on: private pages in `[floor, e)` give their swa half back, and keep the full one.
+
+    Source: sgl-project/sglang#29860, #36909 (the window cursor).
+    """
     yield WINDOW > 0, "the model has a sliding window"
     yield in_use(k), "a request holds the record"
     yield aligned(e), "the cursor stands at a page border"
@@ -104,7 +110,10 @@ def window_drop(k: Record, floor: Int, e: Int) -> Body:
 
 @law.action
 def evict_peer(p: Page, v: SwaPage) -> Body:
-    """A tree page that no window reaches gives its swa half back: a tombstone is left."""
+    """A tree page that no window reaches gives its swa half back: a tombstone is left.
+
+    Source: sgl-project/sglang#34870 (tombstones).
+    """
     yield in_tree(p), "the page is in the tree"
     yield peer(p, v), "the swa page is its other half"
     yield no(Record, lambda k: locks(k, p) & in_window(k, p)), "no record's window reaches the page"
@@ -114,7 +123,10 @@ def evict_peer(p: Page, v: SwaPage) -> Body:
 
 @law.action
 def repeer(k: Record, d: Page, p: Page, v: SwaPage) -> Body:
-    """A tombstone that the record locks takes over the swa half of the record's own copy of the same tokens."""
+    """A tombstone that the record locks takes over the swa half of the record's own copy of the same tokens.
+
+    Source: sgl-project/sglang#29352 (recovery under a lock).
+    """
     yield owns(k, d), "the record owns its copy"
     yield maps(k, d), "its copy stands in the row"
     yield end(d) <= C(k), "its copy is written"
@@ -136,7 +148,10 @@ def idle(z: StateSlot) -> Formula:
 
 @law.action
 def claim_state(r: Request, z: StateSlot) -> Body:
-    """A waiting request takes a slot, before it has a record."""
+    """A waiting request takes a slot, before it has a record.
+
+    Source: sgl-project/sglang#12693 (a slot without a record).
+    """
     yield slot_free(z), "the slot is free"
     yield place(r) == Place.WAITING, "the request waits"
     yield no(StateSlot, lambda y: claims(r, y)), "the request has no slot yet"
@@ -178,7 +193,10 @@ def take_state(k: Record, z: StateSlot) -> Body:
 
 @law.action
 def load_state(k: Record, z: StateSlot, p: Page, y: StateSlot) -> Body:
-    """Copy on fork: the running state becomes what the checkpoint at the end of the prefix says."""
+    """Copy on fork: the running state becomes what the checkpoint at the end of the prefix says.
+
+    Source: vllm-project/vllm#44237, #47861 (state and KV of one length).
+    """
     yield state(k, z), "the slot is the record's running state"
     yield idle(z), "nothing in flight touches the slot"
     yield snapshot(p, y), "the checkpoint hangs on the page"
@@ -215,7 +233,10 @@ def checkpoint_state(k: Record, z: StateSlot, p: Page, y: StateSlot) -> Body:
 
 @law.action
 def donate_state(k: Record, z: StateSlot, p: Page) -> Body:
-    """The running state itself becomes a checkpoint at the end of a locked tree page."""
+    """The running state itself becomes a checkpoint at the end of a locked tree page.
+
+    Source: vllm-project/vllm#44237.
+    """
     yield state(k, z), "the slot is the record's running state"
     yield idle(z), "nothing in flight touches the slot"
     yield locks(k, p), "the record locks the page"
@@ -246,7 +267,10 @@ def evict_state(p: Page, slots: SetOf[StateSlot]) -> Body:
 
 @law.action
 def stash(r: Request, k: Record, p: Page, h: HostPage) -> Body:
-    """Before a retraction: a written page of the request is copied to a host page, which the request keeps."""
+    """Before a retraction: a written page of the request is copied to a host page, which the request keeps.
+
+    Source: sgl-project/sglang#18701 (a backup has an owner).
+    """
     yield kv(r, k), "the request holds the record"
     yield maps(k, p), "the page stands in the row"
     yield end(p) <= C(k), "the page is written"
@@ -260,7 +284,10 @@ def stash(r: Request, k: Record, p: Page, h: HostPage) -> Body:
 
 @law.action
 def unstash(r: Request, hosts: SetOf[HostPage]) -> Body:
-    """The request gives host pages back."""
+    """The request gives host pages back.
+
+    Source: sgl-project/sglang#18701.
+    """
     yield forall(HostPage, lambda h: hosts(h) >> backup(r, h)), "the request has each host page"
     yield backup[r].loses(hosts)
     yield from give_back(HOST, hosts)
@@ -268,7 +295,10 @@ def unstash(r: Request, hosts: SetOf[HostPage]) -> Body:
 
 @law.action
 def copy_out(o: Loan, p: Page, h: HostPage) -> Body:
-    """A copy of a tree page to the host sets out."""
+    """A copy of a tree page to the host sets out.
+
+    Source: sgl-project/sglang#35869.
+    """
     yield ~out(o), "the loan is new"
     yield in_tree(p), "the page is in the tree"
     yield host_free(h), "the host page is free"
@@ -317,7 +347,10 @@ def evict_host(h: HostPage) -> Body:
 
 @law.action
 def fetch(o: Loan, h: HostPage, index: Int, x: Int) -> Body:
-    """A page is fetched from storage to the host: the one at `index` of its sequence, of namespace `x`."""
+    """A page is fetched from storage to the host: the one at `index` of its sequence, of namespace `x`.
+
+    Source: sgl-project/sglang#13483, #30053.
+    """
     yield ~out(o), "the loan is new"
     yield host_free(h), "the host page is free"
     yield index >= 0, "the position is natural"
@@ -339,7 +372,10 @@ def file_away(o: Loan, h: HostPage) -> Body:
 
 @law.action
 def copy_in(o: Loan, h: HostPage, p: Page) -> Body:
-    """A copy from the host sets out to a free page, which the loan owns meanwhile."""
+    """A copy from the host sets out to a free page, which the loan owns meanwhile.
+
+    Source: sgl-project/sglang#30098.
+    """
     yield ~out(o), "the loan is new"
     yield archive(h), "the host page stands for a tree page"
     yield free(p), "the page is free"

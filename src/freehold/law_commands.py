@@ -87,9 +87,15 @@ def prove(
     only: Annotated[
         str | None, typer.Option("--only", help="An event, an operation, an invariant, a contract or a lemma.")
     ] = None,
+    waiver: Annotated[
+        str | None, typer.Option("--waive", help="What the law loses under this waiver, like W3.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove the law by induction, for any number of pages and requests; exit 1 when an obligation does not hold."""
+    if waiver is not None:
+        _judge(waiver, as_json)
+        return
     module = import_extra("freehold.model_check.prove", "check")
     part = import_extra("freehold.model_check.prove_only", "check")
     if only is not None:
@@ -106,6 +112,30 @@ def prove(
         _explain(found.failures)
     if found.failures:
         raise typer.Exit(1)
+
+
+def _judge(name: str, as_json: bool) -> None:
+    """Print what a waiver costs; a waiver is no gap, so the exit status is 0."""
+    from freehold.spec.waivers import WAIVERS
+
+    known("waiver", name, WAIVERS)
+    with announcing() as announce:
+        announce(f"proving the law under {name}, and looking for what breaks")
+        found = import_extra("freehold.model_check.waivers", "check").judge(name)
+    broken = [f"{c.subject} breaks {c.property}" for c in found.broken]
+    if as_json:
+        report = {
+            "waiver": name, "accepts": found.what, "relaxed": list(found.relaxed), "broken": broken,
+            "open": list(found.open), "seconds": found.seconds,
+        }  # fmt: skip
+        typer.echo(json.dumps(report, indent=2))
+        return
+    typer.echo(f"{name}: {found.what}")
+    for title, names in (("relaxed", found.relaxed), ("broken", broken), ("open", found.open)):
+        for line in names:
+            typer.echo(f"  {title:8} {line}")
+    for example in found.broken[:1]:
+        typer.echo(f"\n{example}")
 
 
 def _proof(found: Any) -> dict[str, Any]:
