@@ -77,10 +77,14 @@ def _named() -> Iterator[Scope]:
     yield scope("wide", pages=6, rows=3, records=3, requests=3, sessions=2, page_size=2, row_width=5)
     one = {"Row": 1, "Record": 1, "Request": 1}
     two = {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "Session": 1}
-    yield Scope("flight", {**two, "SwaPage": 2, "Loan": 1}, constants(1, 2, window=1))
-    yield Scope("ahead", {**one, "Page": 3, "SwaPage": 3, "Loan": 2}, constants(2, 4, window=1))
-    yield Scope("state", {**one, "Page": 2, "Session": 1, "StateSlot": 3, "Loan": 1}, constants(2, 4))
-    yield Scope("host", {**one, "Page": 2, "HostPage": 3, "Loan": 2}, constants(1, 2, namespaces=2))
+    yield Scope("flight", {**two, "SwaPage": 2, "Loan": 1}, constants(2, 4, window=1))
+    yield Scope("ahead", {**one, "Page": 2, "SwaPage": 2, "Session": 1, "Loan": 2}, constants(2, 3, window=1))
+    yield Scope("state", {**one, "Page": 2, "StateSlot": 2, "Session": 1}, constants(2, 3))
+    yield Scope("recurrent", {**one, "Page": 2, "StateSlot": 2, "Loan": 1}, constants(2, 3))
+    yield Scope("host", {**one, "Page": 2, "HostPage": 2, "Loan": 1}, constants(1, 2))
+    yield Scope("tier", {**one, "Page": 2, "HostPage": 1, "Loan": 2}, constants(1, 1, namespaces=2))
+    yield Scope("window", {**one, "Page": 2, "SwaPage": 2, "Session": 1, "Loan": 1}, constants(1, 2, window=1))
+    yield Scope("both", {**one, "Page": 2, "SwaPage": 1, "HostPage": 1, "Loan": 1}, constants(1, 2, window=1))
 
 
 def constants(page_size: int, row_width: int, *, window: int = 0, namespaces: int = 1) -> dict[str, int]:

@@ -268,13 +268,21 @@ def entry_has_the_namespace() -> Formula:
 
 
 @always
-def nameless_without_a_row() -> Formula:
-    """A record without a row has no namespace, no failed write, and nothing in flight."""
-    return (
-        forall(Record, lambda k: ~(salt(k) == 0) >> has_row(k))
-        & forall(Record, lambda k: spoilt(k) >> has_row(k))
-        & forall(Loan, Record, lambda o, k: lent(o, k) >> has_row(k))
-    )
+def namespace_needs_a_row() -> Formula:
+    """A record without a row has no namespace."""
+    return forall(Record, lambda k: ~(salt(k) == 0) >> has_row(k))
+
+
+@always
+def failed_write_needs_a_row() -> Formula:
+    """A record without a row has no failed write."""
+    return forall(Record, lambda k: spoilt(k) >> has_row(k))
+
+
+@always
+def loan_needs_a_row() -> Formula:
+    """A record without a row has nothing in flight on its account."""
+    return forall(Loan, Record, lambda o, k: lent(o, k) >> has_row(k))
 
 
 @step
