@@ -40,6 +40,8 @@ from freehold.spec.state import (
     has_peer,
     has_row,
     held,
+    host_label,
+    host_pos,
     in_tree,
     label,
     lent,
@@ -47,8 +49,11 @@ from freehold.spec.state import (
     mirror,
     out,
     owns,
+    parent,
     peer,
     place,
+    pos,
+    reads,
     rogue,
     salt,
     slot_kv,
@@ -265,6 +270,34 @@ def only_tree_pages_are_written() -> Formula:
 def entry_has_the_namespace() -> Formula:
     """A row entry is of the record's namespace."""
     return forall(Record, Page, lambda k, p: maps(k, p) >> (label(p) == salt(k)))
+
+
+@always
+def path_has_one_namespace() -> Formula:
+    """A tree page is of the namespace of the page before it."""
+    return forall(Page, Page, lambda p, q: parent(p, q) >> (label(p) == label(q)))
+
+
+def _same_content(p: Page, h: HostPage) -> Formula:
+    return (host_pos(h) == pos(p)) & (host_label(h) == label(p))
+
+
+@always
+def mirror_has_its_pages_content() -> Formula:
+    """A host copy has the position and the namespace of its page."""
+    return forall(Page, HostPage, lambda p, h: mirror(p, h) >> _same_content(p, h))
+
+
+@always
+def copy_out_has_its_pages_content() -> Formula:
+    """What a loan fills on the host has the position and the namespace of the page that it reads."""
+    return forall(Loan, Page, HostPage, lambda o, p, h: (reads(o, p) & filling(o, h)) >> _same_content(p, h))
+
+
+@always
+def copy_in_has_its_sources_content() -> Formula:
+    """What a loan fills on the device has the position and the namespace of the host page that it reads."""
+    return forall(Loan, Page, HostPage, lambda o, p, h: (target(o, p) & uses_host(o, h)) >> _same_content(p, h))
 
 
 @always

@@ -398,6 +398,7 @@ def land(o: Loan, h: HostPage, p: Page, under: SetOf[Page]) -> Body:
     yield forall(Page, lambda q: under(q) >> (in_tree(q) & (pos(p) == pos(q) + 1))), "the page before it is in the tree"
     yield (pos(p) == 0) | exists(Page, lambda q: under(q)), "a page that is not the first has one before it"
     yield lone(Page, lambda q: under(q)), "it has no other before it"
+    yield forall(Page, lambda q: under(q) >> (label(p) == label(q))), "the page before it has its namespace"
     yield target.drop(o, p)
     yield writes.drop(o, p)
     yield in_tree.add(p)
