@@ -13,7 +13,7 @@ from freehold.model_check.bugs.small import small
 from freehold.spec.events import commit
 from freehold.spec.language import Law
 from freehold.spec.pools import advance_state
-from freehold.spec.state import A, StateSlot, T, state
+from freehold.spec.state import A, StateSlot, T, host_pos, pos, state
 from freehold.spec.terms import forall
 from freehold.spec.variant import edit, steps, variant
 
@@ -80,6 +80,18 @@ def sleep_keeps_the_tree(law: Law) -> Law:
     return variant(law, edit("reset", undo=("in_tree loses", "parent loses")))
 
 
+def copies_are_filed_by_another_unit(law: Law) -> Law:
+    """Hashes are computed for finer pieces than a page, and a copy is filed under the hash of another piece."""
+    return variant(
+        law, edit("copy_out", undo="host_pos", do=lambda o, p, h: [host_pos.becomes(h, pos(p) + pos(p) + 1)])
+    )
+
+
+def different_images_have_one_key(law: Law) -> Law:
+    """The content's hash is cut to a few bits, so what one image left in the store is loaded behind another one."""
+    return variant(law, edit("land", drop="the page before it has its namespace"))
+
+
 def shorter_copy_keeps_the_tail(law: Law) -> Law:
     """A cached entry is cut by its length alone: behind the common prefix the donor's entries are still there."""
     return variant(law, edit("truncate", undo="maps loses"))
@@ -110,6 +122,10 @@ BUGS: Final = (
         Shows.STATE, half_a_page_is_shared, small(Page=1, page_size=2, row_width=2), 5),
     Bug("vllm-project/vllm#17103", "J", "the prefix tree survives a sleep that drops the pages",
         Shows.STATE, sleep_keeps_the_tree, small(Page=1), 7),
+    Bug("ovg-project/kvcached#451", "J", "a copy is filed under the hash of another position",
+        Shows.STATE, copies_are_filed_by_another_unit, small(Page=1, HostPage=1, Loan=1), 6),
+    Bug("LMCache/LMCache#4783", "J", "one image's pages are loaded behind the prefix of another",
+        Shows.STATE, different_images_have_one_key, small(Page=2, HostPage=1, Loan=1, row_width=2, namespaces=2), 9),
     Bug("waybarrios/vllm-mlx#385", "J", "a cached entry that is cut keeps the tail of its donor",
         Shows.STATE, shorter_copy_keeps_the_tail, small(Page=1), 5),
 )  # fmt: skip
