@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from freehold import __version__, instruments, law_commands
+from freehold import __version__, bug_commands, instruments, law_commands
 from freehold.extras import import_extra
 from freehold.impl.serving.choices import Device, Dtype, Policy
 from freehold.spec.errors import FreeholdError
@@ -239,6 +239,7 @@ def _print_counts(counts: Counter[str]) -> None:
 
 
 app.add_typer(law_commands.app)
+app.add_typer(bug_commands.app)
 app.add_typer(instruments.app)
 
 if __name__ == "__main__":
