@@ -1,4 +1,4 @@
-"""Public bugs of locks, lengths and maps: each is found within its budget, by a trace that replays, and not in the law as it is."""
+"""Public bugs of locks, lengths and maps: each is found within its budget, and not in the law as it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from freehold.model_check.bugs import bank
 from freehold.model_check.bugs.bug import Bug
 from freehold.model_check.bugs.hunt import hunt
-
 
 LAWFUL_STATES = 20_000  # of the law as it is; the command looks at more
 

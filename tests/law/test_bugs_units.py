@@ -1,4 +1,4 @@
-"""Public bugs of units that leak or are used after they were freed: each is found within its budget, by a trace that replays, and not in the law as it is."""
+"""Public bugs of leaks and uses after free: each is found within its budget, and not in the law as it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from freehold.model_check.bugs import bank
 from freehold.model_check.bugs.bug import Bug
 from freehold.model_check.bugs.hunt import hunt
-
 
 LAWFUL_STATES = 20_000  # of the law as it is; the command looks at more
 
