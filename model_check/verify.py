@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from freehold.model_check import contracts, corrupt, engine_faults, mutate, prove, refinement, serving_run
+from freehold.model_check.bugs import hunt
 from freehold.model_check.explore import Result, Symmetry, explore
 from freehold.model_check.explore_concrete import explore_concrete
 from freehold.model_check.liveness import check_liveness
@@ -71,6 +72,7 @@ class Verification:
             self.unbounded_proof,
             self.law_faults,
             self.needed_invariants,
+            self.public_bugs,
             self.bounded_search,
             self.exhaustive_search,
             self.readings,
@@ -139,6 +141,13 @@ class Verification:
         figure = f"{len(found.corruptions) - len(found.idle)} of {len(found.corruptions)} invariants are the only one"
         covered = "for each invariant a corrupted fact, or two, that it alone sees"
         return Row("ablation", "searched", covered, figure, found.seconds, tuple(gaps))
+
+    def public_bugs(self) -> Row:
+        found = hunt.matrix(progress=self._share("public bugs"))
+        counts = ", ".join(f"{found.found_by(i)} by {i}" for i in hunt.ASKED if i is not hunt.Instrument.EXPLORE)
+        figure = f"{found.found_by(hunt.Instrument.EXPLORE)} of {len(found.rows)} found by a search, {counts}"
+        covered = "bugs of serving engines as changed laws, a small scope each, where the law as it is has to be clean"
+        return Row("public bugs", "searched", covered, figure, found.seconds, found.gaps)
 
     def bounded_search(self) -> Row:
         depth = self.depth.search_depth
