@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from freehold.model_check.bugs import double_free, forwards, leaks, locks, rounding, stale_views, transfers
+from freehold.model_check.bugs import (
+    accounting,
+    contamination,
+    content,
+    double_free,
+    forwards,
+    held_for_ever,
+    leaks,
+    liveness,
+    locks,
+    replicas,
+    rounding,
+    rows,
+    sessions,
+    stale_views,
+    transfers,
+)
 from freehold.model_check.bugs.bug import Bug
 from freehold.spec.errors import InvalidInput
 
@@ -27,7 +43,12 @@ UNITS: tuple[Bug, ...] = (
     *leaks.BUGS, *double_free.BUGS, *forwards.BUGS, *transfers.BUGS, *locks.BUGS, *rounding.BUGS, *stale_views.BUGS,
 )  # fmt: skip
 """Bugs that leave some unit with the wrong owner."""
-BUGS: tuple[Bug, ...] = tuple(sorted(UNITS, key=lambda b: b.kind))
+OTHERS: tuple[Bug, ...] = (
+    *held_for_ever.BUGS, *accounting.BUGS, *liveness.BUGS, *content.BUGS, *sessions.BUGS, *contamination.BUGS,
+    *rows.BUGS, *replicas.BUGS,
+)  # fmt: skip
+"""Bugs of time, of sums, of content, of sessions and rows, and between ranks."""
+BUGS: tuple[Bug, ...] = tuple(sorted((*UNITS, *OTHERS), key=lambda b: b.kind))
 
 
 def bugs_named(part: str | None) -> tuple[Bug, ...]:

@@ -36,7 +36,7 @@ def _head(report: MatrixReport) -> Iterator[str]:
     yield "Each bug is a public one of a serving engine, re-created as a small change of the law: a clause, an update"
     yield "or a step. A search has to find it within its budget of operations, and nothing in the law as it is. The"
     yield "trace is a shortest one. An instrument's number says after how many events it objects; a dash, that it never"
-    yield "does."
+    yield "does. Where no single state is wrong, only the search speaks."
     yield ""
     yield "| instrument | finds a bug when | bugs |"
     yield "|---|---|---|"
@@ -71,7 +71,7 @@ def _steps(finding: Finding | None) -> str:
 
 def _cell(finding: Finding | None) -> str:
     if finding is None or finding.steps is None:
-        return "-"
+        return "" if finding is None else "-"
     if finding.instrument in (Instrument.PROOF, Instrument.CONTRACT):
         return finding.says
     return f"{finding.steps}"

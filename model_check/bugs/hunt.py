@@ -1,10 +1,11 @@
 """Which instrument finds which bug, after how many steps, and that none finds one in the law as it is.
 
-The explorer comes first: its shortest trace is what the others are asked about.
+The explorer comes first: its shortest trace is what the others are asked about. For a bug that no single state shows
+it is the search that `ask` chooses, and the others are not asked: they speak of states and steps only.
 
 | instrument | finds a bug when | a step is |
 |---|---|---|
-| explore | a state within the scope breaks a rule, or can never get where it must end | an operation |
+| explore | a state of the scope breaks a rule, or can never get where it must end | an operation |
 | monitor | the log of the trace breaks a clause of the law, or a step mark a rule | an event |
 | observe | or else the engine's own state after an operation is not what the log says | an event |
 | proof | what the bug changes does not keep an invariant, from a state that satisfies all | an event or operation |
@@ -22,16 +23,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
+from freehold.model_check.bugs.ask import ask, ask_without
 from freehold.model_check.bugs.bank import BUGS
 from freehold.model_check.bugs.bug import Bug, Shows
 from freehold.model_check.bugs.logged import objection
+from freehold.model_check.bugs.names import with_names
+from freehold.model_check.bugs.sums import WrongSum
 from freehold.model_check.explore import explore
 from freehold.model_check.obligations import Obligation
 from freehold.model_check.refute import Refuter
 from freehold.model_check.scopes import Scope
 from freehold.model_check.search import Found, Search
 from freehold.model_check.steps import Taken
-from freehold.spec.errors import Unsupported
 from freehold.spec.language import Law
 from freehold.spec.law import law as the_law
 
@@ -86,9 +89,10 @@ class Hunted:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A bug as the explorer found it: the rule that it breaks, and a shortest trace."""
+    """A bug as its search found it: what it breaks, a shortest trace in words, and its steps for others to look at."""
 
     rule: str
+    lines: tuple[tuple[str, tuple[str, ...]], ...]
     trace: tuple[Taken, ...]
 
 
@@ -101,11 +105,12 @@ def hunt(bug: Bug, instruments: Sequence[Instrument] = ASKED, lawful_states: int
     started = time.perf_counter()
     shown = _shown(bug, law)
     spent = time.perf_counter() - started
-    steps = None if shown is None else len(shown.trace)
+    steps = None if shown is None else len(shown.lines)
     findings = [Finding(Instrument.EXPLORE, steps, "nothing" if shown is None else shown.rule, spent)]
-    findings += _others(bug, law, shown, instruments)
+    if _is_of_states(bug):
+        findings += _others(bug, law, shown, instruments)
     clean, complaint = _absence(bug, lawful_states)
-    trace = () if shown is None else tuple((str(t), t.events) for t in shown.trace)
+    trace = () if shown is None else shown.lines
     gap = complaint or _gap(bug, steps)
     return Hunted(bug.reference, bug.kind, bug.title, bug.steps, trace, tuple(findings), clean, gap)
 
@@ -134,12 +139,20 @@ def _others(bug: Bug, law: Law, shown: Shown | None, instruments: Sequence[Instr
             yield Finding(instrument, steps, says, time.perf_counter() - started)
 
 
+def _is_of_states(bug: Bug) -> bool:
+    """Whether a single state shows the bug, by a rule of the law."""
+    return bug.shows is Shows.STATE and not isinstance(bug, WrongSum)
+
+
 def _shown(bug: Bug, law: Law) -> Shown | None:
-    """The explorer's answer. Raises Unsupported for a kind of bug that no search knows."""
-    if bug.shows is not Shows.STATE:
-        raise Unsupported(f"{bug.reference} shows as {bug.shows}, which no search here looks for")
+    """The answer of the search that fits the bug. Raises Unsupported when none does."""
+    if not _is_of_states(bug):
+        answer = ask(bug)
+        return None if answer is None else Shown(answer.rule, answer.trace, ())
     found = explore(law, bug.scope, budget=STATES).violation
-    return None if found is None else Shown(found.invariant.name, found.trace)
+    if found is None:
+        return None
+    return Shown(found.invariant.name, tuple((str(t), t.events) for t in found.trace), found.trace)
 
 
 # The law without the bug ---------------------------------------------------------------------------------------------
@@ -147,8 +160,9 @@ def _shown(bug: Bug, law: Law) -> Shown | None:
 
 def _absence(bug: Bug, states: int) -> tuple[str, str]:
     """What was searched of the law as it is, and what is wrong with that, if anything is."""
-    if bug.shows is not Shows.STATE:
-        raise Unsupported(f"{bug.reference} shows as {bug.shows}, which no search here looks for")
+    if not _is_of_states(bug):
+        answer = ask_without(bug)
+        return ("the whole scope", "") if answer is None else ("", f"the law as it is: {answer.rule} in {bug.scope}")
     return _clean(_Key(bug.scope), bug.steps, states)
 
 
@@ -168,7 +182,8 @@ class _Key:
 @cache
 def _explored(key: _Key, budget: int) -> tuple[str | None, int, int, bool]:
     """Of the law as it is: the broken rule, states, levels that were searched to their end, and whether all were."""
-    found = explore(the_law, key.scope, budget=budget)
+    law = with_names(the_law) if key.scope.constants["namespaces"] > 1 else the_law
+    found = explore(law, key.scope, budget=budget)
     broken = None if found.violation is None else found.violation.invariant.name
     return broken, found.distinct, found.depth if found.closed else found.depth - 1, found.closed
 
