@@ -49,6 +49,16 @@ SETTINGS = (
         {**_SIZES, "SwaPage": 3, "StateSlot": 1, "Loan": 1},
         {"page_size": 2, "row_width": 7, "window": 2, "namespaces": 2},
     ),
+    Setting(
+        "host alone",
+        {"Page": 2, "Row": 1, "Record": 1, "Request": 1, "HostPage": 2, "Loan": 1},
+        {"page_size": 1, "row_width": 2, "window": 0, "namespaces": 1},
+    ),
+    Setting(
+        "tombstones",
+        {"Page": 3, "Row": 2, "Record": 2, "Request": 2, "SwaPage": 2},
+        {"page_size": 1, "row_width": 2, "window": 1, "namespaces": 1},
+    ),
     Setting("large pages", {**_SIZES, "Row": 1}, {"page_size": 4, "row_width": 14, "window": 0, "namespaces": 1}),
 )
 LEVELS: Mapping[Grain, int] = {Grain.OPERATIONS: 14, Grain.EVENTS: 28}

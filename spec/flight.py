@@ -64,9 +64,9 @@ def lend(o: Loan, k: Record, start: Int, after: SetOf[Loan]) -> Body:
     yield (
         forall(
             Loan, Page,
-            lambda x, p: (maps(k, p) & (writes(x, p) | (reads(x, p) & owns(k, p) & (start < end(p))))) >> after(x),
+            lambda x, p: (maps(k, p) & (writes(x, p) | (reads(x, p) & owns(k, p)))) >> after(x),
         ),
-        "it is ordered behind whatever writes what it touches, or touches what it writes",
+        "it is ordered behind whatever writes what it touches, or reads what is private to the record",
     )  # fmt: skip
     yield out.add(o)
     yield lent.add(o, k)

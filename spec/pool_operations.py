@@ -33,7 +33,6 @@ from freehold.spec.pools import (
 )
 from freehold.spec.state import (
     PAGE_SIZE,
-    WINDOW,
     A,
     C,
     End,
@@ -48,7 +47,6 @@ from freehold.spec.state import (
     StateSlot,
     SwaPage,
     backup,
-    ceil_pages,
     claims,
     host_label,
     host_pos,
@@ -57,9 +55,9 @@ from freehold.spec.state import (
     lent,
     maps,
     place,
+    reads,
     salt,
     snapshot,
-    touches,
     turn,
 )
 from freehold.spec.terms import FALSE, Formula, Int, exists, no
@@ -185,11 +183,10 @@ def back_up(r: Request, k: Record, p: Page, h: HostPage) -> Steps:
 
 @law.operation
 def restore_page(r: Request, k: Record, p: Page, h: HostPage) -> Steps:
-    """A readmitted request takes its next page back from the host."""
+    """A readmitted request takes the page that comes next back from the host; not with a sliding window."""
     yield kv(r, k), "the request holds the record"
-    yield WINDOW == 0, "the model has no sliding window"
     yield backup(r, h), "the request has the host page"
-    yield (host_pos(h) == ceil_pages(A(k), PAGE_SIZE)) & (C(k) == A(k)), "the host page comes next"
+    yield C(k) == A(k), "everything before it is written"
     yield host_label(h) == salt(k), "the host page has the record's namespace"
     yield acquire(k, p)
     yield extend(k, p, host_pos(h) * PAGE_SIZE + PAGE_SIZE)
@@ -274,8 +271,8 @@ def evict_host_page(h: HostPage) -> Steps:
 
 
 def _in_the_way(k: Record, m: Loan) -> Formula:
-    """The loan touches something that the record maps."""
-    return exists(Page, lambda p: maps(k, p) & touches(m, p))
+    """The loan reads something that the record maps, as each one does that writes it."""
+    return exists(Page, lambda p: maps(k, p) & reads(m, p))
 
 
 @law.operation

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
+from freehold.model_check.bugs.names import with_names
+
 from freehold.model_check.bugs.ask import ask, ask_without
 from freehold.model_check.bugs.bank import BUGS
 from freehold.model_check.bugs.bug import Bug, Shows
 from freehold.model_check.bugs.logged import objection
-from freehold.model_check.bugs.names import with_names
 from freehold.model_check.bugs.sums import WrongSum
 from freehold.model_check.explore import explore
 from freehold.model_check.obligations import Obligation
