@@ -171,7 +171,8 @@ class Court:
         proof = equivalent(mutant)
         if proof == "unsat":
             return self._say(mutant, EQUIVALENT, ("same guard and same effect in every good state of any size",))
-        return self._say(mutant, SURVIVOR, (f"equal in all scopes, not proved equivalent: {proof}",))
+        unproved = f"equal in all scopes, not proved equivalent: {proof}"
+        return self._by_example(mutant) or self._say(mutant, SURVIVOR, (unproved,))
 
     def _say(self, mutant: Mutant, killer: str, by: Iterable[str], shown: tuple[str, ...] = ()) -> Verdict:
         return Verdict(mutant.name, killer, tuple(by), shown, mutant.dropped)

@@ -257,7 +257,9 @@ def _masks(gates: Gates, ends: Sequence[Sequence[Node]]) -> tuple[list[Tensor], 
             if needed:
                 extra[k][n] = _share(shared, needed)
                 take[k][n] = sum(1 << bit for bit in needed)
-    tables = [torch.tensor([[signed(m) for m in row] for row in t]) for t in (keep, put, take, extra)]
+    tables = [
+        torch.tensor([[signed(m) for m in row] for row in t], dtype=torch.int64) for t in (keep, put, take, extra)
+    ]
     return tables, [word.get(bit, FALSE) for word in shared for bit in range(WORD_BITS)]
 
 

@@ -53,7 +53,7 @@ from freehold.spec.state import (
     kv,
     law,
     lent,
-    maps,
+    owns,
     place,
     reads,
     salt,
@@ -271,8 +271,8 @@ def evict_host_page(h: HostPage) -> Steps:
 
 
 def _in_the_way(k: Record, m: Loan) -> Formula:
-    """The loan reads something that the record maps, as each one does that writes it."""
-    return exists(Page, lambda p: maps(k, p) & reads(m, p))
+    """The loan reads something that is private to the record, as each one does that writes it."""
+    return exists(Page, lambda p: owns(k, p) & reads(m, p))
 
 
 @law.operation

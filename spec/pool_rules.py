@@ -7,10 +7,9 @@ kind, no leak, nothing free in flight, nothing held for nothing. Conservation fo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from freehold.spec.invariants import always, step
-from freehold.spec.language import Property
 from freehold.spec.state import (
     FULL,
     POOLS,
@@ -44,6 +43,7 @@ from freehold.spec.state import (
     host_pos,
     in_tree,
     label,
+    law,
     lent,
     maps,
     mirror,
@@ -68,12 +68,34 @@ from freehold.spec.state import (
 )
 from freehold.spec.terms import And, Element, Formula, Or, Relation, exists, forall, lone
 
-Kind = tuple[str, Callable[[Element], Formula], Relation]
+# Rules that follow from others by name: they are proved from these, and are no hypothesis of anything.
+FOLLOWS: Mapping[str, tuple[str, ...]] = {
+    **{
+        f"{pool.free.name}_or_{pool.held.name}": (
+            f"free_{pool.name}_unit_is_untouched", f"held_{pool.name}_unit_is_touched",
+        )
+        for pool in POOLS
+    },
+    "free_or_target": ("free_full_unit_is_untouched", "target_is_its_loans_alone"),
+    "in_tree_or_target": ("tree_page_is_not_written", "target_is_its_loans_alone"),
+    "owns_or_target": (
+        "private_page_is_written_for_its_owner", "target_is_its_loans_alone", "load_has_no_account",
+    ),
+    "target_has_one_owner": ("target_is_its_loans_alone",),
+    "host_held_or_filling": ("held_host_unit_is_touched", "filling_loan_is_open"),
+    "claims_or_snapshot": (
+        "claimed_state_is_fresh", "snapshot_is_of_its_page", "snapshot_is_in_tree", "tree_position_is_natural",
+    ),
+}  # fmt: skip
+_later: list[Callable[[], Formula]] = []
 
 
-def _named(name: str, doc: str, write: Callable[[], Formula]) -> Property:
+def _named(name: str, doc: str, write: Callable[[], Formula]) -> None:
     write.__name__, write.__doc__ = name, doc
-    return always(write)
+    if name in FOLLOWS:
+        _later.append(write)
+    else:
+        always(write)
 
 
 def _owned_by(relation: Relation, x: Element) -> Formula:
@@ -408,3 +430,7 @@ def filling_loan_is_open() -> Formula:
     return forall(Loan, HostPage, lambda o, h: filling(o, h) >> out(o)) & forall(
         Loan, Loan, HostPage, lambda o, m, h: ~(filling(o, h) & uses_host(m, h))
     )
+
+
+for _write in _later:
+    law.theorem(*(law.invariants[name] for name in FOLLOWS[_write.__name__]))(_write)
