@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from freehold.model_check import contracts, corrupt, engine_faults, mutate, prove, refinement, serving_run
+from freehold.model_check import contracts, corrupt, engine_faults, mutate, prove, refinement, serving_run, waivers
 from freehold.model_check.bugs import hunt
 from freehold.model_check.explore import Result, Symmetry, explore
 from freehold.model_check.explore_concrete import explore_concrete
@@ -25,25 +25,41 @@ from freehold.model_check.successors import Grain
 from freehold.spec.law import law
 from freehold.spec.policies import THRASHING, WAITING_HOLDERS
 from freehold.spec.variant import edit, variant
+from freehold.spec.waivers import WAIVERS
 
 Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How far each instrument goes."""
+    """How far each instrument goes.
+
+    scopes: searched to their end. large: a scope and the number of states at which its search may stop. bounded: a
+    scope and a depth in operations. mutants: how many beside the plain faults; None for all.
+    """
 
     seeds: Mapping[int, Sequence[int]]
-    search_depth: int
-    scope: str
+    progress_seeds: Mapping[int, Sequence[int]]
+    core: str
+    scopes: Sequence[str]
+    large: tuple[str, int]
+    bounded: tuple[str, int]
+    mutants: int | None
+    waivers: Sequence[str]
     refinement_profile: str
-    mutants: int | None  # beside the plain faults; None for every one
 
 
+POOL_SCOPES = ("window", "ahead", "state", "recurrent", "host", "both")
 DEPTHS: Mapping[str, Depth] = {
-    "ci": Depth(prove.SEEDS_BY_PAGE_SIZE, 5, "ci", "ci", 200),
-    "deep": Depth({size: range(10) for size in (1, 2, 4, 16, 64)}, 8, "deep", "deep", None),
-}
+    "ci": Depth(
+        prove.SEEDS_BY_PAGE_SIZE, {1: (0,), 16: prove.SEEDS}, "ci", POOL_SCOPES, ("flight", 5_000_000), ("wide", 12),
+        200, ("W1", "W3"), "ci",
+    ),
+    "deep": Depth(
+        {size: range(10) for size in (1, 2, 4, 16, 64)}, prove.SEEDS_BY_PAGE_SIZE, "ci", POOL_SCOPES,
+        ("flight", 50_000_000), ("wide", 12), None, tuple(WAIVERS), "deep",
+    ),
+}  # fmt: skip
 
 
 SHOWN = (THRASHING, WAITING_HOLDERS)  # policies whose lasso is printed: a livelock and a deadlock
@@ -65,6 +81,7 @@ class Verification:
     depth: Depth
     announce: Announce = lambda _: None
     report: Report = field(default_factory=Report)
+    reached: set[str] = field(default_factory=set)
 
     def run(self) -> Report:
         for instrument in (
@@ -73,8 +90,11 @@ class Verification:
             self.law_faults,
             self.needed_invariants,
             self.public_bugs,
+            self.waived_law,
             self.bounded_search,
             self.exhaustive_search,
+            self.large_search,
+            self.pools_search,
             self.readings,
             self.progress,
             self.real_scheduler,
@@ -149,11 +169,24 @@ class Verification:
         covered = "bugs of serving engines as changed laws, a small scope each, where the law as it is has to be clean"
         return Row("public bugs", "searched", covered, figure, found.seconds, found.gaps)
 
+    def waived_law(self) -> Row:
+        started = time.perf_counter()
+        found = [waivers.judge(name) for name in self.depth.waivers]
+        gaps = [f"{w.name} leaves open: {name}" for w in found for name in w.open]
+        costs = "; ".join(f"{w.name} breaks {', '.join(dict.fromkeys(c.property for c in w.broken))}" for w in found)
+        covered = "the law under a named waiver: what is not kept any more, each with a counterexample that replays"
+        return Row("waivers", "proved", covered, costs, time.perf_counter() - started, tuple(gaps))
+
     def bounded_search(self) -> Row:
-        depth = self.depth.search_depth
-        search = Search(law)
+        name, depth = self.depth.bounded
+        within = SCOPES[name]
+        sizes = {**within.sizes, "SwaPage": 3, "StateSlot": 2, "HostPage": 2, "Loan": 2}
+        search = Search(law, sizes, within.constants)
         found = search.violation(depth, progress=lambda d: self.announce(f"bounded search: depth {d} of {depth}"))
         gaps = [f"{found.property}: {'; '.join(map(str, found.trace))}"] if isinstance(found, Found) else []
+        how = "" if isinstance(found, Found) or found.settled is None else (
+            f" (unrolled to {found.settled}; from there no operation breaks a rule from any state that keeps them all)"
+        )  # fmt: skip
         example = Search(variant(law, edit("acquire", drop="each page is free"))).violation(6)
         shortest = "nothing"
         if isinstance(example, Found):
@@ -165,35 +198,59 @@ class Verification:
         else:
             gaps.append("the search does not find the double allocation that was planted")
         covered = ", ".join(f"{n} {s.lower()}{'s' * (n > 1)}" for s, n in search.scope.items())
-        figure = f"no violation within {depth} operations; planted double allocation found {shortest}"
+        figure = f"no violation within {depth} operations{how}; planted double allocation found {shortest}"
         return Row("Z3 bounded search", "searched", covered, figure, found.seconds + example.seconds, tuple(gaps))
 
     def exhaustive_search(self) -> Row:
-        within = SCOPES[self.depth.scope]
-        plain = self._explore(Symmetry.NONE)
-        sorted_ = self._explore(Symmetry.SORTED)
-        gaps = []
-        for found in (plain, sorted_):
-            if found.violation is not None:
-                gaps.append(f"{found.violation}")
-            if not found.closed:
-                gaps.append(f"the search of {within.name} did not close")
+        """The core scope, plainly and by orbits."""
+        plain = self._explore(self.depth.core)
+        sorted_ = self._explore(self.depth.core, Symmetry.SORTED)
+        gaps = self._closed(plain) + self._closed(sorted_)
         if sorted_.orbits_total != plain.distinct:
             gaps.append(f"orbits stand for {sorted_.orbits_total} states, the plain search found {plain.distinct}")
-        gaps += [f"no state shows {name}" for name, depth in plain.witnesses.items() if depth is None]
-        gaps += [f"operation never possible: {name}" for name, taken in plain.per_operation.items() if not taken]
         figure = (
             f"{plain.distinct:,} states, {plain.generated:,} steps, depth {plain.depth}; {sorted_.distinct:,} orbits "
-            f"sum to {sorted_.orbits_total:,}; {plain.states_per_second:,.0f} states/s; "
-            f"{len(plain.witnesses)} witnesses reached"
+            f"sum to {sorted_.orbits_total:,}"
         )
-        return Row("exhaustive search", "searched", str(within), figure, plain.seconds + sorted_.seconds, tuple(gaps))
+        covered = str(SCOPES[self.depth.core])
+        return Row("exhaustive search", "searched", covered, figure, plain.seconds + sorted_.seconds, tuple(gaps))
 
-    def _explore(self, symmetry: Symmetry) -> Result:
-        return explore(
-            law, self.depth.scope, symmetry=symmetry,
-            progress=lambda p: self.announce(f"symmetry {symmetry}: depth {p.depth}, {p.distinct:,} states"),
+    def pools_search(self) -> Row:
+        """A scope for each pool; all scopes together have to reach every witness and take every operation."""
+        found = [self._explore(name) for name in self.depth.scopes]
+        gaps = [gap for each in found for gap in self._closed(each)]
+        gaps += [f"no state of any scope shows {name}" for name in law.witnesses if name not in self.reached]
+        gaps += [f"operation never possible in any scope: {n}" for n in law.operations if n not in self.reached]
+        counts = "; ".join(f"{r.name} {r.distinct:,}" for r in found)
+        figure = f"{counts} states; {len(law.witnesses)} witnesses and {len(law.operations)} operations reached"
+        covered = "; ".join(str(SCOPES[name]) for name in self.depth.scopes)
+        return Row("search by pools", "searched", covered, figure, sum(r.seconds for r in found), tuple(gaps))
+
+    def large_search(self) -> Row:
+        """As many states as were asked for, in a scope with a window, a session, loans and eviction."""
+        name, enough = self.depth.large
+        found = self._explore(name, budget=enough)
+        gaps = [] if found.violation is None else [str(found.violation)]
+        gaps += [] if found.distinct >= enough or found.closed else [f"it ended at {found.distinct:,} states"]
+        figure = (
+            f"{found.distinct:,} states, {found.generated:,} steps, depth {found.depth}, "
+            f"{'closed' if found.closed else 'not closed'}; {found.states_per_second:,.0f} distinct and "
+            f"{found.steps_per_second:,.0f} generated a second, {found.state_bytes:.0f} bytes a state"
+        )
+        return Row("large search", "searched", str(SCOPES[name]), figure, found.seconds, tuple(gaps))
+
+    def _explore(self, name: str, symmetry: Symmetry = Symmetry.NONE, budget: int = 20_000_000) -> Result:
+        found = explore(
+            law, name, symmetry=symmetry, budget=budget,
+            progress=lambda p: self.announce(f"scope {name}: depth {p.depth}, {p.distinct:,} states"),
         )  # fmt: skip
+        self.reached.update(w for w, depth in found.witnesses.items() if depth is not None)
+        self.reached.update(o for o, taken in found.per_operation.items() if taken)
+        return found
+
+    def _closed(self, found: Result) -> list[str]:
+        gaps = [] if found.violation is None else [str(found.violation)]
+        return gaps + ([] if found.closed else [f"the search of {found.name} did not close"])
 
     def readings(self) -> Row:
         started = time.perf_counter()
@@ -208,7 +265,7 @@ class Verification:
         return Row("readings agree", "searched", covered, figure, time.perf_counter() - started, tuple(gaps))
 
     def progress(self) -> Row:
-        found = check_liveness(self.depth.seeds, progress=self.announce)
+        found = check_liveness(self.depth.progress_seeds, progress=self.announce)
         self.report.notes.append(f"Progress, policy by policy:\n{found}\n")
         self.report.notes += [f"{case.policy.doc}\n{r.lasso}\n" for case, r in found.searches if case.policy in SHOWN]
         return found.row()

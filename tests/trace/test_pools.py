@@ -169,7 +169,9 @@ def test_a_held_page_cannot_be_acquired_and_the_verdict_names_loan_and_page() ->
 
 def test_two_writers_need_an_order() -> None:
     found = verdict(LOANS, *LAUNCHED, ("lend", 8, 1, 0, []))
-    assert found.clause == "it is ordered behind whatever writes what it touches, or reads what is private to the record"
+    assert (
+        found.clause == "it is ordered behind whatever writes what it touches, or reads what is private to the record"
+    )
     assert (found.kind, found.unit) == ("excess", "page 1")
     assert "loan 7 (for record 1 (held by request a)), writes it" in found.owners
 
