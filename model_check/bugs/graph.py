@@ -75,7 +75,7 @@ def graph(law: Law, scope: Scope, budget: int = 300_000) -> Graph:
     """Every state that a scope reaches. `Unsupported` when there are more than `budget`: a part answers nothing."""
     reduced = scope.law(law)
     codec = Codec(reduced, scope)
-    expand, known = Expander(codec, Grain.OPERATIONS, torch.device("cpu")), CodeSet(codec.words)
+    expand, known = Expander(codec, reduced.operations.values()), CodeSet(codec.words)
     known.add(codec.pack(batch_of(reduced, [concrete.initial(reduced, scope.sizes, scope.constants)])))
     parents = [torch.full((1,), -1, dtype=torch.int64)]
     edges = [torch.empty((3, 0), dtype=torch.int64)]

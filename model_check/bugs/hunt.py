@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from freehold.model_check.bugs.names import with_names
-
 from freehold.model_check.bugs.ask import ask, ask_without
 from freehold.model_check.bugs.bank import BUGS
 from freehold.model_check.bugs.bug import Bug, Shows
@@ -183,8 +181,7 @@ class _Key:
 @cache
 def _explored(key: _Key, budget: int) -> tuple[str | None, int, int, bool]:
     """Of the law as it is: the broken rule, states, levels that were searched to their end, and whether all were."""
-    law = with_names(the_law) if key.scope.constants["namespaces"] > 1 else the_law
-    found = explore(law, key.scope, budget=budget)
+    found = explore(the_law, key.scope, budget=budget)
     broken = None if found.violation is None else found.violation.invariant.name
     return broken, found.distinct, found.depth if found.closed else found.depth - 1, found.closed
 

@@ -16,7 +16,7 @@ import torch
 
 from freehold.model_check.codes import Codec
 from freehold.model_check.scopes import Scope
-from freehold.model_check.successors import Expander, Grain
+from freehold.model_check.successors import Expander
 from freehold.model_check.vector import batch_of
 from freehold.spec import concrete
 from freehold.spec.errors import Unsupported
@@ -156,7 +156,7 @@ class _Pairs:
 
     def __post_init__(self) -> None:
         self.codec = Codec(self.law, self.scope)
-        self.expand = Expander(self.codec, Grain.OPERATIONS, torch.device("cpu"))
+        self.expand = Expander(self.codec, self.law.operations.values())
 
     def search(self) -> Divergence | None:
         start = concrete.initial(self.law, self.scope.sizes, self.scope.constants)
