@@ -104,6 +104,7 @@ def explore(
     grain: Grain = Grain.OPERATIONS,
     symmetry: Symmetry = Symmetry.NONE,
     budget: int = 20_000_000,
+    depth: int | None = None,
     memory_bytes: int | None = None,
     directory: Path | None = None,
     resume: bool = False,
@@ -113,6 +114,8 @@ def explore(
     chunk_states: int = 1 << 15,
 ) -> Result:
     """Search a scope (or the scope of that name) until it is closed, `budget` states are found, or a rule is broken.
+
+    With `depth` the search also ends, openly, behind so many steps.
 
     A state takes 8 K + 8 to 16 bytes (K words a code); a search ends openly before that, and what its chunks need
     meanwhile, exceeds `memory_bytes`. `workers` threads (by default one a core, up to 4; one on a GPU) work on a chunk
@@ -127,10 +130,19 @@ def explore(
         raise InvalidInput("to resume a search, name the directory of its checkpoint")
     if workers is None:
         workers = min(4, os.cpu_count() or 1) if device == "cpu" else 1
-    limits = Limits(budget, memory_bytes, chunk_states, workers)
+    limits = Limits(budget, memory_bytes, chunk_states, workers, depth)
     search = _Search(within.law(law), within, grain, symmetry, limits, torch.device(device), progress)
     with single_threaded():
         return search.run(directory, resume=resume)
+
+
+def symmetric(law: Law, name: str) -> bool:
+    """Whether the scope of that name can be searched by orbits."""
+    try:
+        check_supported(scope_named(name).law(law))
+    except Unsupported:
+        return False
+    return True
 
 
 def reachable(law: Law, scope: Scope, *, grain: Grain = Grain.OPERATIONS, budget: int = 100_000) -> Batch:
@@ -151,12 +163,13 @@ def invariants(law: Law, grain: Grain) -> list[tuple[Property, Formula]]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """States and bytes (None: any number) that a search may take, and how many threads work on how many states."""
+    """States, bytes and steps that a search may take (None: any number), and threads with so many states each."""
 
     states: int
     memory: int | None
     chunk: int
     workers: int
+    depth: int | None = None
 
 
 @contextmanager
@@ -270,7 +283,7 @@ class _Search:
             self._put([self._coming(codes, self.steps)])
             broken = self._level_ends(checkpoint)
         whole, closed = True, False
-        while broken is None and whole and not closed:
+        while broken is None and whole and not closed and len(self.levels) - 2 != self.limits.depth:
             whole = self._level()
             closed = whole and self._ends() == self.levels[-1]
             if not closed:

@@ -207,28 +207,39 @@ def _searched(found: Any, scope: str, reached: bool) -> dict[str, Any]:
 @app.command()
 def explore(
     scope: ScopeOption = "tiny",
-    symmetry: Annotated[bool, typer.Option("--symmetry/--plain", help="Search each orbit once.")] = True,
+    symmetry: Annotated[
+        bool | None, typer.Option("--symmetry/--plain", help="Search each orbit once; default: where that is known.")
+    ] = None,
     budget: Annotated[int, typer.Option("--budget", min=1, help="Stop at so many states.")] = 20_000_000,
+    depth: Annotated[int | None, typer.Option("--depth", min=1, help="Stop behind so many operations.")] = None,
+    memory: Annotated[float | None, typer.Option("--memory", min=0.1, help="Stop before so many GiB are used.")] = None,
+    directory: Annotated[Path | None, typer.Option("--directory", help="Keep each level here.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from what the directory has.")] = False,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Threads; default: one a core.")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Search a scope of the law exhaustively; exit 1 with the shortest trace when a rule can be broken."""
     module = import_extra("freehold.model_check.explore", "check")
     law = import_extra("freehold.spec.law", "check").law
+    sorted_ = module.symmetric(law, scope) if symmetry is None else symmetry
     with announcing() as announce:
         found = module.explore(
-            law,
-            scope,
-            symmetry=module.Symmetry.SORTED if symmetry else module.Symmetry.NONE,
-            budget=budget,
-            progress=lambda p: announce(f"depth {p.depth}: {p.distinct:,} states, {p.frontier:,} new"),
-        )
+            law, scope, symmetry=module.Symmetry.SORTED if sorted_ else module.Symmetry.NONE,
+            budget=budget, depth=depth, memory_bytes=None if memory is None else int(memory * (1 << 30)),
+            directory=directory, resume=resume, workers=workers, device=device,
+            progress=lambda p: announce(
+                f"depth {p.depth}: {p.distinct:,} states, {p.frontier:,} new, {p.distinct / p.seconds:,.0f} a second"
+            ),
+        )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(_explored(found), indent=2))
     else:
         closed = "every reachable state was seen" if found.closed else "not closed"
         typer.echo(
             f"{found.name}: {found.distinct:,} states standing for {found.orbits_total:,}, {found.generated:,} steps, "
-            f"depth {found.depth}, {found.states_per_second:,.0f} states/s; {closed}"
+            f"depth {found.depth}, {found.states_per_second:,.0f} states/s, {found.state_bytes:.0f} bytes a state; "
+            f"{closed}"
         )
         if found.violation is not None:
             typer.echo(str(found.violation))
