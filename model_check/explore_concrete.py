@@ -31,6 +31,7 @@ class Counts:
 
 def explore_concrete(law: Law, scope: Scope, *, grain: Grain = Grain.OPERATIONS, budget: int = 100_000) -> Counts:
     """Count what a scope reaches, to the end or to a budget of states (looked at before each state)."""
+    law = scope.law(law)
     level, depth = [concrete.initial(law, scope.sizes, scope.constants)], 0
     known, steps = {level[0].key()}, Counter({o.name: 0 for o in operations(law, grain)})
     while True:

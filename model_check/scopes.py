@@ -82,7 +82,7 @@ def _named() -> Iterator[Scope]:
     yield Scope("state", {**one, "Page": 2, "StateSlot": 2, "Session": 1}, constants(2, 3))
     yield Scope("recurrent", {**one, "Page": 2, "StateSlot": 2, "Loan": 1}, constants(2, 3))
     yield Scope("host", {**one, "Page": 2, "HostPage": 2, "Loan": 1}, constants(1, 2))
-    yield Scope("tier", {**one, "Page": 2, "HostPage": 1, "Loan": 2}, constants(1, 1, namespaces=2))
+    yield Scope("tier", {**one, "Page": 2, "HostPage": 2, "Loan": 2}, constants(1, 1, namespaces=2))
     yield Scope("window", {**one, "Page": 2, "SwaPage": 2, "Session": 1, "Loan": 1}, constants(1, 2, window=1))
     yield Scope("both", {**one, "Page": 2, "SwaPage": 1, "HostPage": 1, "Loan": 1}, constants(1, 2, window=1))
 

@@ -199,7 +199,8 @@ def resume(r: Request) -> Steps:
 
 @law.operation
 def start_decode(r: Request) -> Steps:
-    """The last chunk is done."""
+    """The last chunk is done; who waits for a peer's KV starts by `received`."""
+    yield place(r) == Place.PREFILL, "the request is in prefill"
     yield place_(r, Place.RUNNING)
 
 
@@ -230,8 +231,7 @@ def evict_page(p: Page) -> Steps:
 
 @law.operation
 def flush() -> Steps:
-    """Drop all cached KV while nothing runs."""
-    yield law.idle, "nothing runs"
+    """Drop all cached KV while nobody holds any; requests may wait."""
     yield reset()
 
 
