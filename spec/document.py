@@ -12,6 +12,7 @@ from pathlib import Path
 from freehold.spec import text
 from freehold.spec.diagrams import Places, graph, life, moved_by, place_graphs
 from freehold.spec.language import Action, Law, Operation, Property
+from freehold.spec.law import law as full
 from freehold.spec.owners import Kept, Move, lives, moves, pools
 from freehold.spec.terms import Relation
 from freehold.spec.waivers import WAIVERS, Waiver, waive
@@ -229,6 +230,9 @@ def _witnesses(law: Law) -> Iterator[str]:
 
 
 def _waivers(law: Law) -> Iterator[str]:
+    """Only of a law that has every event: a waiver changes events by their names."""
+    if not full.actions.keys() <= law.actions.keys():
+        return
     yield from ("## Waivers", "", "Deviations that a monitor can be told to accept: `freehold check --waive W1`.", "")
     rows = ((w.name, w.what, _changes(law, w), _relaxed(w)) for w in WAIVERS.values())
     yield from _table(("waiver", "what is accepted", "what changes in the law", "invariants that are relaxed"), rows)

@@ -42,7 +42,7 @@ from freehold.spec.variant import edit, variant
 lost = Relation("lost", (Loan,), "the message that the loan is done was lost")
 
 CLIENTS: Final = frozenset(
-    {"arrive", "arrive_turn", "begin_session", "close_idle", "close_saved", "close_busy", "profile", "lose"}
+    {"arrive", "arrive_turn", "begin_session", "close_idle", "close_saved", "close_busy", "profile", "flush", "lose"}
 )
 """What somebody outside does: no way out may need it."""
 

@@ -16,8 +16,10 @@ from freehold.model_check.refute import Refuter, explain
 from freehold.model_check.search import Found, Nothing, Search
 from freehold.model_check.steps import ReadingsDisagree
 from freehold.spec import concrete
+from freehold.spec.absent import without as without_sorts
 from freehold.spec.language import Law
 from freehold.spec.law import law
+from freehold.spec.state import HostPage, Loan, StateSlot, SwaPage
 
 
 def test_every_obligation_of_some_events_is_proved() -> None:
@@ -77,7 +79,9 @@ def test_the_unbounded_proof_does_not_go_through_without_a_guard() -> None:
 
 
 def test_each_invariant_sees_a_corruption_that_no_other_one_sees() -> None:
-    assert ablate().idle == ()
+    """Of the core law here, as the whole one takes a minute: `make verify` does that."""
+    core = without_sorts(law, [SwaPage, StateSlot, HostPage, Loan], {"window": 0, "namespaces": 1})
+    assert ablate(core).idle == ("cursor_is_behind_written",), "without a window the cursor has nothing to say"
 
 
 def test_a_counterexample_that_does_not_replay_is_an_error() -> None:
@@ -92,13 +96,14 @@ def test_the_search_finds_the_shortest_trace_and_nothing_in_the_law() -> None:
     assert isinstance(Search(law).violation(depth=3), Nothing)
     found = Search(without("acquire", "each page is free")).violation(depth=6)
     assert isinstance(found, Found)
-    assert found.property == "page_has_one_record"
-    assert [t.operation for t in found.trace].count("admit") == 2
-    assert len(found.trace) == 6
+    assert found.property in ("page_has_one_record", "free_page_has_no_record", "tree_page_has_no_record")
+    assert len(found.trace) == 4, "admit, take a page, and measure with the same one"
+    assert found.trace[-1].operation == "profile"
 
 
 def test_the_search_reaches_a_witness() -> None:
     scene = law.witnesses["close_is_deferred"]
     found = Search(law).witness(scene.name, scene.term, depth=4)
     assert isinstance(found, Found)
-    assert {t.operation for t in found.trace} == {"begin_session", "arrive_turn", "admit", "close_busy"}
+    taken = {t.operation for t in found.trace}
+    assert taken - {"admit", "receive"} == {"begin_session", "arrive_turn", "close_busy"}
