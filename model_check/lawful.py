@@ -52,7 +52,7 @@ SETTINGS = (
     Setting(
         "host alone",
         {"Page": 2, "Row": 1, "Record": 1, "Request": 1, "HostPage": 2, "Loan": 1},
-        {"page_size": 1, "row_width": 2, "window": 0, "namespaces": 1},
+        {"page_size": 1, "row_width": 2, "window": 0, "namespaces": 2},
     ),
     Setting(
         "tombstones",

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
 
 import z3
 
 from freehold.model_check.obligations import Obligation, Obligations
-from freehold.model_check.smt import Smt
+from freehold.model_check.smt import Expr, Smt
 from freehold.spec.language import Law
 from freehold.spec.law import law as the_law
 
@@ -57,17 +56,32 @@ class ProofReport:
 
 
 def ask(obligation: Obligation, seed: int, rlimit: int = RLIMIT) -> str:
-    """`unsat` when the hypotheses imply the goal."""
-    solver = _solver(seed, rlimit)
-    solver.add(*obligation.hypotheses, z3.Not(obligation.goal))
-    return str(solver.check())
+    """`unsat` when the hypotheses imply the goal.
+
+    Where Z3 gives up, it is asked once more to try without searching for models of quantifiers.
+    """
+    verdict = "unknown"
+    for options in ({}, {"mbqi": False}):
+        solver = _solver(seed, rlimit)
+        for name, value in options.items():
+            solver.set(name, value)
+        solver.add(*(_moved(f, solver) for f in (*obligation.hypotheses, z3.Not(obligation.goal))))
+        verdict = str(solver.check())
+        if verdict != "unknown":
+            break
+    return verdict
 
 
 def _solver(seed: int, rlimit: int) -> z3.Solver:
-    solver = z3.Solver()
+    """A solver in a context of its own: what Z3 does depends on the terms that its context has seen before."""
+    solver = z3.Solver(ctx=z3.Context())
     solver.set("rlimit", rlimit)
     solver.set("random_seed", seed)
     return solver
+
+
+def _moved(formula: Expr, solver: z3.Solver) -> Expr:
+    return formula.translate(solver.ctx)
 
 
 @dataclass(slots=True)
@@ -78,15 +92,15 @@ class Asker:
     """
 
     seed: int
-    _hypotheses: tuple[Any, ...] | None = None
+    _hypotheses: tuple[Expr, ...] | None = None
     _solver: z3.Solver | None = None
 
     def ask(self, obligation: Obligation) -> str:
         if self._solver is None or self._hypotheses is not obligation.hypotheses:
             self._hypotheses, self._solver = obligation.hypotheses, _solver(self.seed, RLIMIT)
-            self._solver.add(*obligation.hypotheses)
+            self._solver.add(*(_moved(h, self._solver) for h in obligation.hypotheses))
         self._solver.push()
-        self._solver.add(z3.Not(obligation.goal))
+        self._solver.add(_moved(z3.Not(obligation.goal), self._solver))
         verdict = str(self._solver.check())
         self._solver.pop()
         return verdict if verdict == "unsat" else ask(obligation, self.seed)
