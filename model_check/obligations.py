@@ -3,7 +3,7 @@
 | kind | hypotheses | goal |
 |---|---|---|
 | initial | the initial conditions | each invariant |
-| event | the always invariants, the event's guard | each always invariant, afterwards |
+| event | the always invariants and the theorems, the event's guard | each always invariant, afterwards |
 | contract | the same | the event's contract |
 | operation | always and step invariants, all guards along its steps | each step invariant, at its end |
 | theorem | the invariants that it names | the theorem |
@@ -59,7 +59,7 @@ class Obligations:
         self.smt, self.law, self.before = smt, law, smt.state("")
         groups = {g: tuple(p for p in law.invariants.values() if p.group == g) for g in Law.GROUPS}
         self.always, self.step = groups["always"], groups["step"]
-        self.hypotheses = self._of(self.always)
+        self.hypotheses = self._of(self.always + groups["theorem"])
 
     def _of(self, properties: Sequence[Property]) -> tuple[Expr, ...]:
         return tuple(self.smt.formula(p.term, {}, self.before) for p in properties)

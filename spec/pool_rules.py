@@ -432,5 +432,11 @@ def filling_loan_is_open() -> Formula:
     )
 
 
+@law.theorem(private_page_is_written_for_its_owner, committed_is_not_written, write_starts_in_its_pages)
+def written_page_is_not_committed() -> Formula:
+    """A private page that something in flight writes reaches beyond what is committed."""
+    return forall(Loan, Record, Page, lambda o, k, p: And((writes(o, p), owns(k, p), maps(k, p))) >> (C(k) < end(p)))
+
+
 for _write in _later:
     law.theorem(*(law.invariants[name] for name in FOLLOWS[_write.__name__]))(_write)
