@@ -58,10 +58,11 @@ class ProofReport:
 def ask(obligation: Obligation, seed: int, rlimit: int = RLIMIT) -> str:
     """`unsat` when the hypotheses imply the goal.
 
-    Where Z3 gives up, it is asked once more to try without searching for models of quantifiers.
+    Where Z3 gives up, it is asked again: without a search for models of quantifiers, and in other orders. An `unsat` by
+    any of these ways is a proof.
     """
     verdict = "unknown"
-    for options in ({}, {"mbqi": False}):
+    for options in ({}, {"mbqi": False}, {"random_seed": seed + 101}, {"random_seed": seed + 202}):
         solver = _solver(seed, rlimit)
         for name, value in options.items():
             solver.set(name, value)
