@@ -7,7 +7,7 @@ and a counterexample is replayed before it counts; what is neither proved nor re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from freehold.model_check.obligations import Obligations
@@ -30,10 +30,6 @@ class WaiverReport:
     broken: tuple[Counterexample, ...]
     open: tuple[str, ...]
     seconds: float
-
-    @property
-    def dangerous(self) -> bool:
-        return bool(self.broken or self.open)
 
 
 def judge(name: str, law: Law = the_law) -> WaiverReport:
@@ -59,15 +55,6 @@ def judge(name: str, law: Law = the_law) -> WaiverReport:
     return WaiverReport(
         name, WAIVERS[name].what, relaxed, tuple(broken), tuple(undecided), time.perf_counter() - started
     )
-
-
-def judge_all(progress: Callable[[str], None] = lambda _: None) -> tuple[WaiverReport, ...]:
-    """Every waiver by itself."""
-    reports = []
-    for name in WAIVERS:
-        progress(name)
-        reports.append(judge(name))
-    return tuple(reports)
 
 
 def _concerned(law: Law, waived: Law, subjects: Iterable[str]) -> list[str]:

@@ -68,7 +68,7 @@ from freehold.spec.state import (
 )
 from freehold.spec.terms import And, Element, Formula, Or, Relation, exists, forall, lone
 
-# Rules that follow from others by name: they are proved from these, and are no hypothesis of anything.
+# Rules that follow from others: each is proved from the ones named here, and may then be used like any other.
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
     **{
         f"{pool.free.name}_or_{pool.held.name}": (
