@@ -10,19 +10,35 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-import torch
-
+from freehold.impl.memory import session_moves
 from freehold.impl.memory.cache import KvCache
 from freehold.impl.memory.events import EventSink
 from freehold.impl.memory.geometry import CacheGeometry
+from freehold.impl.memory.tables import KvTables
 from freehold.impl.observe import Observation, observe
-from freehold.impl.scheduling.policy import AdmissionPolicy, FirstCome, LongestPrefix
+from freehold.impl.scheduling.limits import Limits
+from freehold.impl.scheduling.policy import (
+    AdmissionPolicy,
+    FirstCome,
+    LongestPrefix,
+    Priority,
+    VictimKey,
+    least_done,
+    least_urgent,
+    youngest,
+)
 from freehold.impl.scheduling.ports import Clock, Executor, Sampling
 from freehold.impl.scheduling.request import Request, StepOutput
 from freehold.impl.scheduling.scheduler import Scheduler
 from freehold.spec.errors import InvalidInput
+from freehold.spec.trace import Header
 
-POLICIES: dict[str, Callable[[], AdmissionPolicy]] = {"first_come": FirstCome, "longest_prefix": LongestPrefix}
+POLICIES: dict[str, Callable[[], AdmissionPolicy]] = {
+    "first_come": FirstCome,
+    "longest_prefix": LongestPrefix,
+    "priority": Priority,
+}
+GIVES_WAY: dict[str, VictimKey] = {"youngest": youngest, "length": least_done, "priority": least_urgent}
 
 
 class MonotonicClock:
@@ -43,7 +59,11 @@ class EngineConfig:
     max_running: requests that may hold KV at once.
     chunk_tokens: prefill tokens in one step, over all requests.
     num_rows: rows of the page table, for running requests and saved sessions; 0 for twice `max_running`.
-    policy: who is admitted first.
+    policy: who is admitted first. retraction: who gives way first when pages run out. The defaults are those that are
+        proved to let every request finish.
+    window_tokens, num_swa_pages, num_state_slots: of the model's other pools, see `CacheGeometry`.
+    overlap: the scheduler runs one step ahead of the forward pass. Not with recurrent states.
+    waiting_timeout_s, running_timeout_s, session_timeout_s: see `Limits`; None for ever.
     """
 
     page_size: int = 16
@@ -52,7 +72,15 @@ class EngineConfig:
     max_running: int = 64
     chunk_tokens: int = 512
     num_rows: int = 0
-    policy: Literal["first_come", "longest_prefix"] = "first_come"
+    policy: Literal["first_come", "longest_prefix", "priority"] = "first_come"
+    retraction: Literal["youngest", "length", "priority"] = "youngest"
+    window_tokens: int = 0
+    num_swa_pages: int = 0
+    num_state_slots: int = 0
+    overlap: bool = False
+    waiting_timeout_s: float | None = None
+    running_timeout_s: float | None = None
+    session_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_running < 1:
@@ -63,6 +91,18 @@ class EngineConfig:
             raise InvalidInput(f"num_rows={self.num_rows} must be at least max_running={self.max_running}")
         if self.policy not in POLICIES:
             raise InvalidInput(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")
+        if self.retraction not in GIVES_WAY:
+            raise InvalidInput(f"retraction must be one of {', '.join(GIVES_WAY)}, not {self.retraction!r}")
+        if self.num_state_slots and self.overlap:
+            raise InvalidInput("overlap is not for models with recurrent states: a state can't be ahead of its tokens")
+        if 0 < self.num_state_slots < self.max_running:
+            raise InvalidInput(
+                f"num_state_slots={self.num_state_slots} must be at least max_running={self.max_running}: each running "
+                "request has one"
+            )
+        timeouts = (self.waiting_timeout_s, self.running_timeout_s, self.session_timeout_s)
+        if any(seconds is not None and seconds <= 0 for seconds in timeouts):
+            raise InvalidInput("a timeout must be above 0 seconds; leave it out for none")
         _ = self.geometry  # checks the rest
 
     @property
@@ -73,6 +113,37 @@ class EngineConfig:
             num_pages=self.num_pages,
             num_rows=self.num_rows or 2 * self.max_running,
             max_context_tokens=self.max_context_tokens,
+            window_tokens=self.window_tokens,
+            num_swa_pages=self.num_swa_pages,
+            num_state_slots=self.num_state_slots,
+        )
+
+    @property
+    def header(self) -> Header:
+        """The pools as an event log or a monitor of this engine names them."""
+        geometry = self.geometry
+        return Header(
+            page_size=geometry.page_size,
+            pages=geometry.num_pages,
+            rows=geometry.num_rows,
+            row_width=geometry.max_context_tokens,
+            swa_pages=geometry.num_swa_pages,
+            state_slots=geometry.num_state_slots,
+            window=geometry.window_tokens,
+            in_flight=self.overlap,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """What the scheduler keeps to."""
+        return Limits(
+            max_running=self.max_running,
+            chunk_tokens=self.chunk_tokens,
+            longest_chunk_tokens=self.geometry.longest_chunk_tokens,
+            steps_ahead=int(self.overlap),
+            waiting_timeout_s=self.waiting_timeout_s,
+            running_timeout_s=self.running_timeout_s,
+            session_timeout_s=self.session_timeout_s,
         )
 
 
@@ -82,21 +153,21 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
-        make_executor: Callable[[torch.Tensor], Executor],
+        make_executor: Callable[[KvTables], Executor],
         *,
         clock: Clock | None = None,
         sink: EventSink | None = None,
     ) -> None:
-        """`make_executor` gets the page table (int32 [rows + 1, row_pages], on the host) and returns what reads it."""
+        """`make_executor` gets the tables of the memory and returns what reads them."""
         self.config = config
         self.cache = KvCache(config.geometry, sink)
         self.scheduler = Scheduler(
             self.cache,
-            make_executor(self.cache.rows.page_table),
+            make_executor(self.cache.tables),
             clock or MonotonicClock(),
-            max_running=config.max_running,
-            chunk_tokens=config.chunk_tokens,
+            config.limits,
             policy=POLICIES[config.policy](),
+            gives_way=GIVES_WAY[config.retraction],
         )
         self._names = count(1)
 
@@ -109,12 +180,16 @@ class Engine:
         stop_ids: Sequence[int] = (),
         sampling: Sampling | None = None,
         session_id: str | None = None,
+        rewind_to: int | None = None,
         publishes: bool = True,
+        priority: int = 0,
     ) -> Request:
         """Queue a request; of a session's turn, `prompt` is what is new. The request shows its output as it grows.
 
         max_new_tokens: None for as many as the context has room for.
         publishes: whether others may use its KV later; a turn's never is.
+        rewind_to: a turn goes on from the first so many tokens of its session; None for all of them.
+        priority: higher is more urgent, where the policies look at it.
         Raises InvalidInput when the prompt is empty or too long, the name is taken, or the session is not open or busy.
         """
         request = Request(
@@ -126,6 +201,8 @@ class Engine:
             sampling=sampling,
             session=self.cache.sessions.find(session_id) if session_id is not None else None,
             publishes=publishes,
+            priority=priority,
+            rewind_to=rewind_to,
         )
         self.scheduler.submit(request)
         return request
@@ -140,8 +217,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do."""
-        return bool(self.scheduler.queues)
+        """Whether a step has anything to do: somebody is live, or a forward pass is in flight."""
+        return bool(self.scheduler.queues or self.scheduler.flights)
 
     def run_until_idle(self) -> list[StepOutput]:
         """Step until no request is live; every output, in order."""
@@ -152,11 +229,25 @@ class Engine:
 
     def open_session(self, session_id: str | None = None) -> str:
         """A new streaming session; returns its name. Raises InvalidInput when the name is taken."""
-        return self.cache.sessions.open(session_id or f"session-{next(self._names)}").id
+        slot = self.cache.sessions.open(session_id or f"session-{next(self._names)}")
+        slot.idle_since_s = self.scheduler.clock.now()
+        return slot.id
 
     def close_session(self, session_id: str) -> None:
         """The session ends and its KV goes free, now or with its live turn. Raises InvalidInput when it is not open."""
-        self.cache.close_session(self.cache.sessions.find(session_id))
+        session_moves.close_session(self.cache, self.cache.sessions.find(session_id))
+
+    def flush(self) -> None:
+        """The prefix tree is emptied, and idle sessions give their KV back; they stay open.
+
+        Raises InvalidInput while any request holds KV.
+        """
+        if self.scheduler.flights or self.scheduler.queues.count_holders():
+            raise InvalidInput("requests are running: wait until they have finished, then flush")
+        for slot in self.cache.sessions.slots.values():
+            if slot.kv:
+                self.cache.release(slot)
+        self.cache.flush()
 
     def observe(self) -> Observation:
         """Who holds what, read from the structures themselves."""

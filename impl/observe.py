@@ -6,10 +6,13 @@ one contradicts itself, `conflicts` says so in words: a set alone would hide a p
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from freehold.impl.memory.cache import KvCache
+from freehold.impl.memory.device_pages import DevicePages
+from freehold.impl.memory.flights import StepLoan
+from freehold.impl.memory.pool import PagePool
 from freehold.impl.memory.record import Holder, KvRecord
 from freehold.impl.memory.sessions import SessionSlot
 from freehold.impl.memory.tree_node import TreeNode
@@ -23,8 +26,10 @@ Tuples = set[tuple[int | str, ...]]
 RELATIONS = (
     "free", "owns", "in_tree", "parent", "locks", "maps", "row_free", "row_of",
     "kv", "slot_kv", "turn", "opened", "closing",
+    "swa_free", "swa_held", "peer", "slot_free", "claims", "state", "snapshot",
+    "held", "spoilt", "out", "lent", "reads", "writes", "behind", "uses_swa",
 )  # fmt: skip
-FUNCTIONS = ("P", "C", "A", "pos", "place")
+FUNCTIONS = ("P", "C", "A", "E", "S", "pos", "place")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,8 +37,8 @@ class Observation:
     """The state in the words of the law.
 
     relations: by the names in RELATIONS, each a set of tuples of page, row and record numbers and of request and
-        session names, in the order of the law.
-    functions: `P C A` of each record; `pos` of each page that a row or the tree has; `place` of each request that is
+        session names, in the order of the law. Those of pools that the engine does not have are empty.
+    functions: `P C A E` of each record; `S` of each loan; `pos` of each page that a row or the tree has; `place` of each request that is
         live or left in the last step (all others are OUT).
     conflicts: contradictions between the structures, in words; empty when all is well.
     """
@@ -46,7 +51,7 @@ class Observation:
 def observe(scheduler: Scheduler) -> Observation:
     """Read everything. Takes time in proportion to the pool; changes nothing."""
     seen, cache = Observation(), scheduler.cache
-    requests = [*_live(scheduler.queues), *scheduler.departed]
+    requests = [*scheduler.queues.all(), *scheduler.departed]
     slots = list(cache.sessions.slots.values())
     holders: list[Holder] = [*requests, *slots]
     records = {holder.kv.id: holder.kv for holder in holders if holder.kv}
@@ -56,16 +61,14 @@ def observe(scheduler: Scheduler) -> Observation:
     for kv in records.values():
         _see_record(seen, cache, kv)
     _see_rows(seen, cache, records)
+    _see_halves(seen, cache.pages)
+    _see_states(seen, cache, records)
+    _see_flights(seen, cache)
     _see_queues(seen, scheduler.queues)
     return seen
 
 
 # Holders, from the requests and slots themselves ----------------------------------------------------------------------
-
-
-def _live(queues: Queues) -> Iterator[Request]:
-    for queue in queues.by_place.values():
-        yield from queue.values()
 
 
 def _see_holders(seen: Observation, requests: Iterable[Request], slots: Iterable[SessionSlot]) -> None:
@@ -85,12 +88,16 @@ def _held_by(holders: Iterable[Holder]) -> Tuples:
 
 
 def _see_free(seen: Observation, cache: KvCache) -> None:
-    stack = cache.pool.stack[: cache.pool.free_pages].tolist()
-    _once(seen, stack, "page {} is on the free stack {} times")
-    for page in stack:
-        if not 1 <= page <= cache.pool.num_pages:
-            seen.conflicts.append(f"page {page} on the free stack is no page of the pool")
-    seen.relations["free"] = {(page,) for page in stack}
+    seen.relations["free"] = _free_units(seen, cache.pages.full, "page")
+
+
+def _free_units(seen: Observation, pool: PagePool, unit: str) -> Tuples:
+    stack = pool.stack[: pool.free_pages].tolist()
+    _once(seen, stack, f"{unit} {{}} is on the free stack {{}} times")
+    for each in stack:
+        if not 1 <= each <= pool.num_pages:
+            seen.conflicts.append(f"{unit} {each} on the free stack is no {unit} of the pool")
+    return {(each,) for each in stack}
 
 
 def _see_tree(seen: Observation, cache: KvCache, records: Mapping[int, KvRecord]) -> None:
@@ -137,6 +144,7 @@ def _see_record(seen: Observation, cache: KvCache, kv: KvRecord) -> None:
     seen.functions["P"][kv.id] = kv.published_tokens
     seen.functions["C"][kv.id] = kv.committed_tokens
     seen.functions["A"][kv.id] = kv.allocated_tokens
+    seen.functions["E"][kv.id] = kv.cursor_tokens
     row = cache.rows.page_table[kv.row].tolist()
     published = ceil_pages(kv.published_tokens, cache.page_size)
     allocated = ceil_pages(kv.allocated_tokens, cache.page_size)
@@ -156,10 +164,53 @@ def _see_rows(seen: Observation, cache: KvCache, records: Mapping[int, KvRecord]
     bound = [kv.row for kv in records.values()]
     _once(seen, rows.free_rows, "row {} is free {} times")
     _once(seen, bound, "row {} is bound to {} records")
+    for row, kv in rows.bound.items():
+        if kv.row != row or records.get(kv.id) is not kv:
+            seen.conflicts.append(f"row {row} is bound to record {kv.id}, which nobody holds or which has row {kv.row}")
+    if len(rows.bound) != len(bound):
+        seen.conflicts.append(f"{len(rows.bound)} rows are bound, but {len(bound)} records have one")
     for row in {*range(len(rows.page_table))} - {*bound}:
         if rows.page_table[row].any():
             seen.conflicts.append(f"row {row} belongs to no record, but maps {rows.page_table[row].tolist()}")
     seen.relations["row_free"] = {(row,) for row in rows.free_rows}
+
+
+# The other pools, and what is in flight -------------------------------------------------------------------------------
+
+
+def _see_halves(seen: Observation, pages: DevicePages) -> None:
+    seen.relations["swa_free"] = _free_units(seen, pages.swa, "swa page")
+    halves = pages.peers.tolist()
+    _once(seen, [half for half in halves if half], "swa page {} is the half of {} pages")
+    seen.relations["peer"] = {(page, half) for page, half in enumerate(halves) if half}
+
+
+def _see_states(seen: Observation, cache: KvCache, records: Mapping[int, KvRecord]) -> None:
+    states = cache.states
+    seen.relations["slot_free"] = _free_units(seen, states.pool, "state slot")
+    seen.relations["state"] = {(kv.id, kv.state) for kv in records.values() if kv.state is not None}
+    seen.relations["snapshot"] = set(states.snapshots.items())
+    used = [slot for _, slot in seen.relations["state"] | seen.relations["snapshot"]]
+    _once(seen, [int(slot) for slot in used], "state slot {} is used {} times")
+
+
+def _see_flights(seen: Observation, cache: KvCache) -> None:
+    relations, earlier = seen.relations, list[StepLoan]()
+    for step in cache.pages.flights.steps:
+        for index, (record, loan) in enumerate(step.loans.items()):
+            pages, halves = step.pages.ids[index].tolist(), step.halves.ids[index].tolist()
+            relations["out"].add((loan,))
+            relations["lent"].add((loan, record))
+            relations["reads"].update((loan, page) for page in pages if page)
+            relations["writes"].update((loan, page) for page in pages[step.first_written[index] :] if page)
+            relations["uses_swa"].update((loan, half) for half in halves if half)
+            relations["behind"].update((loan, other.loans[record]) for other in earlier if record in other.loans)
+            seen.functions["S"][loan] = step.starts[index]
+        for name, touched in (("held", step.pages), ("swa_held", step.halves)):
+            waiting = touched.waiting().tolist()
+            _once(seen, waiting, "page {} was given back {} times to a step in flight")
+            relations[name].update((unit,) for unit in waiting)
+        earlier.append(step)
 
 
 def _see_queues(seen: Observation, queues: Queues) -> None:
@@ -167,7 +218,7 @@ def _see_queues(seen: Observation, queues: Queues) -> None:
         for request in queue.values():
             if request.place is not place:
                 seen.conflicts.append(f"request {request.id!r} is {request.place.name} but queued as {place.name}")
-    _once(seen, [request.id for request in _live(queues)], "request {!r} is in {} queues")
+    _once(seen, [request.id for request in queues.all()], "request {!r} is in {} queues")
 
 
 def _see_position(seen: Observation, page: int, index: int) -> None:

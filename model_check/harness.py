@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
-import torch
-
 from freehold.impl.engine import Engine, EngineConfig
+from freehold.impl.memory.tables import KvTables
 from freehold.impl.scheduling.ports import ForwardBatch
 from freehold.impl.scheduling.request import FinishReason, StepOutput
 from freehold.model_check.clients import Asked, Talk
-from freehold.model_check.content import ContentExecutor, continuation, right_kv, wrong_row, wrong_tree
+from freehold.model_check.content import ContentExecutor, Shape, continuation, right_kv, wrong_row, wrong_tree
 from freehold.model_check.watch import ALL, Check, Violated, Violation, Watch
 from freehold.spec.errors import InvalidInput
 from freehold.spec.monitor import falsifier
 from freehold.spec.observed import compare
-from freehold.spec.trace import Event, Header
+from freehold.spec.trace import Event
 from freehold.spec.verdict import Verdict, describe
 
 
@@ -34,10 +33,9 @@ class Checked:
     """An engine, its clients and its checks. Each verb raises `Violated` when a check fails after it."""
 
     def __init__(self, config: EngineConfig, checks: frozenset[Check] = ALL) -> None:
-        geometry = config.geometry
         self.config, self.checks = config, checks
-        header = Header(config.page_size, config.num_pages, geometry.num_rows, config.max_context_tokens)
-        self.watch = Watch(header, checks)
+        self.shape = Shape(config.window_tokens, config.num_state_slots > 0)
+        self.watch = Watch(config.header, checks)
         self.engine = Engine(config, self._make_executor, sink=self.watch)
         self.live: dict[str, Asked] = {}
         self.talks: dict[str, Talk] = {}
@@ -138,8 +136,8 @@ class Checked:
 
     # How a verb is done ----------------------------------------------------------------------------------------------
 
-    def _make_executor(self, page_table: torch.Tensor) -> ContentExecutor:
-        self.executor = ContentExecutor(page_table, self.config.num_pages, self.config.page_size)
+    def _make_executor(self, tables: KvTables) -> ContentExecutor:
+        self.executor = ContentExecutor(tables, self.config.page_size, self.shape, self.config.num_state_slots)
         self.executor.before = self._before_forward
         return self.executor
 
@@ -168,7 +166,7 @@ class Checked:
         whole = [*(talk.history if talk else ()), *prompt]
         refused = bool(session) and (talk is None or talk.closing or talk.turn is not None)
         refused |= not prompt or len(whole) + max_new_tokens > self.config.max_context_tokens
-        output = [] if refused else continuation(whole, max_new_tokens)
+        output = [] if refused else continuation(whole, max_new_tokens, shape=self.shape)
         stop_ids = [output[stop % len(output)]] if output and stop >= 0 else []
         name = f"r{next(self._names)}"
         request = self._do(
@@ -179,7 +177,7 @@ class Checked:
             refused,
         )  # fmt: skip
         if request and not refused:
-            output = continuation(whole, max_new_tokens, stop_ids)
+            output = continuation(whole, max_new_tokens, stop_ids, self.shape)
             asked = self.live[name] = Asked(request, whole, output, talk, right_kv(whole + output))
             if talk:
                 talk.turn = asked
@@ -275,7 +273,7 @@ class Checked:
             slot = cache.sessions.slots.get(name)
             held.append((f"session {name}", slot.kv if slot else None, right_kv(talk.history)))
         for holder, kv, right in held:
-            if kv and (wrong := wrong_row(self.executor, cache.rows.page_table[kv.row], kv.committed_tokens, right)):
+            if kv and (wrong := wrong_row(self.executor, cache.rows.page_table[kv.row].numpy(), kv.committed_tokens, right)):
                 yield f"{holder}: {wrong}"
         yield from wrong_tree(self.executor, cache.tree.root)
 

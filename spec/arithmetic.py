@@ -85,3 +85,18 @@ def slot_of(page: int, position: int, page_size: int) -> int:
     post: __return__ % page_size == position % page_size
     """
     return page * page_size + position % page_size
+
+
+def window_cursor(committed: int, window: int, page_size: int) -> int:
+    """Page-aligned length that the next token does not look back on: pages that end there or before are out of window.
+
+    window: tokens before the next one that a layer looks back on.
+
+    pre: committed >= 0
+    pre: window >= 0
+    pre: page_size >= 1
+    post: __return__ % page_size == 0
+    post: __return__ + window <= committed or __return__ == 0
+    post: committed < __return__ + window + page_size
+    """
+    return floor_to_page(max(0, committed - window), page_size)

@@ -8,11 +8,13 @@ prefix again. Compression is invisible to the law, for which every page is a nod
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freehold.impl.memory.arrays import Pages, Tokens
-from freehold.impl.memory.leaf_queue import LeafQueue
 from freehold.impl.memory.tree_node import Match, TreeLock, TreeNode
+from freehold.impl.memory.use_queue import UseQueue
 from freehold.spec.arithmetic import ceil_pages, floor_to_page
+from freehold.spec.errors import RuleBroken
 
 _NO_PAGES: Pages = np.empty(0, np.int32)
 
@@ -23,11 +25,14 @@ class RadixTree:
     unlocked_pages: pages in unlocked nodes, all of which eviction can reach, leaf by leaf.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, windowed: bool = False) -> None:
+        """`windowed`: whether its pages may have halves in the swa pool, which `tombstones` can take."""
         self.page_size = page_size
+        self.windowed = windowed
         self.root = TreeNode(tokens=_NO_PAGES, pages=_NO_PAGES, parent=None)
         self.unlocked_pages = 0
-        self._leaves = LeafQueue()
+        self._leaves = UseQueue(lambda node: node.evictable)
+        self._paired = UseQueue(lambda node: node.in_tree)  # nodes that may have halves in the swa pool
         self._tick = 0
 
     def match(self, tokens: Tokens, below: TreeLock | None = None) -> Match:
@@ -58,12 +63,29 @@ class RadixTree:
             node.locks += 1
             node.last_used = self._tick
             pages.append(node.pages)
+            if self.windowed:
+                self._paired.push(node)
         return TreeLock(anchor), np.concatenate([*reversed(pages), _NO_PAGES])
 
     def unlock(self, lock: TreeLock) -> None:
         """The receipt is void: whatever no other receipt covers can be evicted from now on."""
+        self._let_go(lock.anchor, None)
+
+    def shorten(self, lock: TreeLock, surplus_pages: int) -> TreeLock | None:
+        """The receipt loses its last `surplus_pages` pages; None when nothing is left of it."""
+        node = lock.anchor
+        while node.in_tree and surplus_pages >= len(node.pages):
+            surplus_pages -= len(node.pages)
+            node = above(node)
+        if surplus_pages:
+            node = self._split(node, len(node.pages) - surplus_pages)
+        self._let_go(lock.anchor, node)
+        return TreeLock(node) if node.in_tree else None
+
+    def _let_go(self, anchor: TreeNode, kept: TreeNode | None) -> None:
+        """A receipt leaves the nodes from `anchor` upwards, before `kept`."""
         self._tick += 1
-        for node in lock.anchor.upwards():
+        for node in anchor.upwards(kept):
             node.locks -= 1
             node.last_used = self._tick
             if not node.locks:
@@ -80,6 +102,8 @@ class RadixTree:
         parent = held.anchor if held else self.root
         node = TreeNode(tokens=tokens.copy(), pages=pages, parent=parent, locks=1, last_used=self._tick)
         parent.children[self._key(tokens)] = node
+        if self.windowed:
+            self._paired.push(node)
         return TreeLock(node)
 
     def evict(self, count: int) -> Iterator[Pages]:
@@ -99,10 +123,26 @@ class RadixTree:
                 self._remove(leaf)
             yield pages
 
+    def tombstones(self, count: int, paired: NDArray[np.bool_], kept: NDArray[np.bool_]) -> Iterator[Pages]:
+        """Up to `count` pages whose half in the swa pool is to go, of the node that was used longest ago first.
+
+        paired, kept: masks over page ids; which pages have a half, and whose half somebody needs. A node loses the
+        halves at its beginning first: a match that ends in it looks back on its end.
+        """
+        looked_at: list[TreeNode] = []
+        while count > 0 and (node := self._paired.pop()):
+            pages = node.pages[paired[node.pages] & ~kept[node.pages]][:count]
+            count -= len(pages)
+            looked_at.append(node)
+            if len(pages):
+                yield pages
+        for node in looked_at:
+            self._paired.push(node)
+
     def _remove(self, leaf: TreeNode) -> None:
-        parent = leaf.parent
-        assert parent is not None
+        parent = above(leaf)
         del parent.children[self._key(leaf.tokens)]
+        leaf.parent = None
         if parent.evictable:
             self._leaves.push(parent)
 
@@ -110,18 +150,20 @@ class RadixTree:
         """The node that ends behind the first `pages` of `node`, which keeps the rest, and with it its receipts."""
         if pages == len(node.pages):
             return node
-        assert node.parent is not None
+        parent = above(node)
         cut = pages * self.page_size
         head = TreeNode(
             tokens=node.tokens[:cut],
             pages=node.pages[:pages],
-            parent=node.parent,
+            parent=parent,
             children={self._key(node.tokens[cut:]): node},
             locks=node.locks,
             last_used=node.last_used,
         )
-        node.parent.children[self._key(node.tokens)] = head
+        parent.children[self._key(node.tokens)] = head
         node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[pages:], head
+        if self.windowed:
+            self._paired.push(head)
         return head
 
     def _key(self, tokens: Tokens) -> bytes:
@@ -134,3 +176,10 @@ class RadixTree:
         first = int(differs.argmax())
         same = first if differs[first] else length
         return ceil_pages(floor_to_page(same, self.page_size), self.page_size)
+
+
+def above(node: TreeNode) -> TreeNode:
+    """The node's parent. Raises RuleBroken where it has none: it left the tree, or is its root."""
+    if node.parent is None:
+        raise RuleBroken(f"the run of pages {node.pages.tolist()} is in no tree: a match outlived an eviction")
+    return node.parent

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from freehold.impl.memory.tree_node import TreeLock
+from freehold.spec.errors import RuleBroken
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -23,6 +24,8 @@ class KvRecord:
     id: fresh for every record and never used again.
     row: its row of the page table.
     lock: the receipt for [0, P); None when P is 0.
+    cursor_tokens: private pages before it have lost their half in the swa pool; 0 where there is no window.
+    state: the slot of its recurrent state; None where the model has none, or when it was given up.
     saved_tokens: how much of it the finished turns of a session wrote; 0 where no session ever saved it.
     """
 
@@ -33,6 +36,8 @@ class KvRecord:
     allocated_tokens: int = 0
     lock: TreeLock | None = None
     saved_tokens: int = 0
+    cursor_tokens: int = 0
+    state: int | None = None
 
 
 class Holder(Protocol):
@@ -40,3 +45,10 @@ class Holder(Protocol):
 
     id: str
     kv: KvRecord | None
+
+
+def record_of(holder: Holder) -> KvRecord:
+    """The record that a holder has. Raises RuleBroken where it holds none."""
+    if holder.kv is None:
+        raise RuleBroken(f"{holder.id!r} holds no KV where it must")
+    return holder.kv

@@ -7,7 +7,7 @@ import numpy as np
 from freehold.impl.memory.arrays import Tokens
 from freehold.impl.memory.events import EventSink
 from freehold.impl.memory.record import Holder, KvRecord
-from freehold.spec.errors import InvalidInput
+from freehold.spec.errors import InvalidInput, RuleBroken
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +19,7 @@ class SessionSlot:
     kv: the record that the finished turns left; None while a live turn has it, or when nothing is saved.
     turn: the one live turn.
     closing: the client asked for the end. The only fact here that cannot be read from who holds what.
+    idle_since_s: by the scheduler's clock, when it was opened or its last turn left.
     """
 
     id: str
@@ -26,6 +27,7 @@ class SessionSlot:
     kv: KvRecord | None = None
     turn: Holder | None = None
     closing: bool = False
+    idle_since_s: float = 0.0
 
 
 class SessionTable:
@@ -64,9 +66,10 @@ class SessionTable:
 
     def unuse(self, slot: SessionSlot) -> None:
         """The live turn is over; by now it holds nothing."""
-        assert slot.turn is not None
-        assert slot.turn.kv is None
-        turn, slot.turn = slot.turn, None
+        turn = slot.turn
+        if turn is None or turn.kv is not None:
+            raise RuleBroken(f"the turn of session {slot.id!r} is over, but {turn} is not out")
+        slot.turn = None
         self._sink.emit("unuse", slot.id, turn.id)
 
     def ask_close(self, slot: SessionSlot) -> None:
@@ -77,8 +80,8 @@ class SessionTable:
 
     def end(self, slot: SessionSlot) -> None:
         """The session, whose slot is empty by now, is gone."""
-        assert slot.turn is None
-        assert slot.kv is None
+        if slot.turn is not None or slot.kv is not None:
+            raise RuleBroken(f"session {slot.id!r} ends with a turn or with KV: it would be lost")
         del self.slots[slot.id]
         self._sink.emit("end_session", slot.id)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from freehold.impl.memory.arrays import Pages, Tokens
+from freehold.spec.arithmetic import ceil_pages
 
 
 @dataclass(slots=True, eq=False)
@@ -14,7 +17,7 @@ class TreeNode:
 
     tokens: what the pages hold, shape [pages * page_size].
     pages: shape [pages]; empty in the root only.
-    parent: the run before this one; None for the root.
+    parent: the run before this one; None for the root, and for a run that left the tree.
     children: the runs that may follow, by the bytes of their first page's tokens.
     locks: receipts whose path goes through the node. It caches what the records' receipts say, so that a node need not
         ask all of them; `observe` counts them again.
@@ -32,6 +35,11 @@ class TreeNode:
     def evictable(self) -> bool:
         """An unlocked leaf: nobody needs it, and nothing in the tree stands on it."""
         return not self.locks and not self.children and self.parent is not None
+
+    @property
+    def in_tree(self) -> bool:
+        """Whether it is a run of the tree still, and not its root."""
+        return self.parent is not None
 
     def upwards(self, above: TreeNode | None = None) -> Iterator[TreeNode]:
         """This node, its parent, and so on; ends before `above`, or before the root."""
@@ -68,3 +76,21 @@ class Match:
                 break
             unlocked += self.node_pages if node is self.node else len(node.pages)
         return unlocked
+
+    def pages(self) -> Pages:
+        """Its pages, from the root down."""
+        runs = [node.pages for node in self.node.upwards()]
+        if runs:
+            runs[0] = runs[0][: self.node_pages]
+        return np.concatenate([*reversed(runs), np.empty(0, np.int32)])
+
+    def shortened(self, pages: int, page_size: int) -> Match:
+        """The first `pages` pages of a match that starts at the root."""
+        node, node_pages, surplus = self.node, self.node_pages, ceil_pages(self.matched_tokens, page_size) - pages
+        while surplus > node_pages or (surplus and surplus == node_pages):
+            surplus -= node_pages
+            if node.parent is None:
+                break
+            node = node.parent
+            node_pages = len(node.pages)
+        return Match(node, node_pages - surplus, pages * page_size)

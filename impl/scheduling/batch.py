@@ -1,6 +1,7 @@
 """What a step computes: a share for each request, and the forward batch that says it to the executor."""
 
-from freehold.impl.scheduling.ports import BatchItem, ForwardBatch
+from freehold.impl.memory.record import record_of
+from freehold.impl.scheduling.ports import PENDING, BatchItem, ForwardBatch
 from freehold.impl.scheduling.request import Request
 
 Plan = dict[Request, int]
@@ -8,19 +9,21 @@ Plan = dict[Request, int]
 
 
 def forward_batch(plan: Plan) -> ForwardBatch:
-    """The plan in the executor's words. Every request holds a record that has room for its share."""
+    """The plan in the executor's words. Every request holds a record, the end of whose room is its share."""
     return ForwardBatch(items=tuple(_item(request, tokens) for request, tokens in plan.items()))
 
 
 def _item(request: Request, tokens: int) -> BatchItem:
-    kv = request.kv
-    assert kv is not None
-    start = kv.committed_tokens
+    kv = record_of(request)
+    start = kv.allocated_tokens - tokens
+    known = start < request.length_tokens  # else the step in flight samples it
     return BatchItem(
         request_id=request.id,
-        token_ids=request.token_ids(start, start + tokens),
+        token_ids=request.token_ids(start, start + tokens) if known else (PENDING,),
         start_tokens=start,
         row=kv.row,
-        samples=start + tokens == request.length_tokens,
+        samples=start + tokens >= request.length_tokens,
         sampling=request.sampling,
+        prefix=request.tokens(0, start),
+        state_slot=kv.state or 0,
     )

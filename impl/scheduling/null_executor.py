@@ -1,6 +1,9 @@
 """An executor without a model, for tests and campaigns that run thousands of steps a second."""
 
-from freehold.impl.scheduling.ports import BatchItem, ForwardBatch
+from collections.abc import Sequence
+
+from freehold.impl.scheduling.flight import Landed
+from freehold.impl.scheduling.ports import PENDING, BatchItem, ForwardBatch
 
 # Constants of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -23,6 +26,14 @@ class NullExecutor:
         if vocabulary_tokens <= 0:
             raise ValueError(f"vocabulary_tokens must be positive, not {vocabulary_tokens}")
         self._vocabulary_tokens = vocabulary_tokens
+        self._last: dict[int, int] = {}
+
+    def launch(self, batch: ForwardBatch) -> Landed:
+        """The step is over at once."""
+        return Landed(self.execute(batch))
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """There are none."""
 
     def execute(self, batch: ForwardBatch) -> list[int | None]:
         """The next token of each item, in order; None where `samples` is False."""
@@ -30,7 +41,11 @@ class NullExecutor:
 
     def _next_token(self, item: BatchItem) -> int:
         position = item.start_tokens + len(item.token_ids) - 1
-        mixed = (item.token_ids[-1] * _GOLDEN + position) & _MASK
+        last = item.token_ids[-1]
+        if last == PENDING:
+            last = self._last[item.row]
+        mixed = (last * _GOLDEN + position) & _MASK
         mixed = ((mixed ^ (mixed >> 30)) * _MIX_1) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * _MIX_2) & _MASK
-        return (mixed ^ (mixed >> 31)) % self._vocabulary_tokens
+        token = self._last[item.row] = (mixed ^ (mixed >> 31)) % self._vocabulary_tokens
+        return token

@@ -4,7 +4,7 @@ Age is the order of arrival. Two rules make every request finish that fits the p
 is never passed over by one that does not fit, and of those that hold KV the oldest never gives way.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -46,16 +46,49 @@ class LongestPrefix:
         return (looked_at[:1] + others)[:limit]
 
 
+class Priority:
+    """The most urgent first, and those of one priority in the order of arrival.
+
+    A request waits as long as more urgent ones keep arriving: that is what its client asked for, and no bound is proved.
+    """
+
+    def candidates(self, waiting: Mapping[str, Request], limit: int, cache: KvCache) -> list[Request]:
+        """The `limit` most urgent ones."""
+        return sorted(waiting.values(), key=lambda request: (-request.priority, request.arrival))[:limit]
+
+
 def prefix_hit_tokens(request: Request, cache: KvCache) -> int:
     """Tokens of a waiting request whose KV is there already, in its session's slot or in the tree."""
     if request.session and request.session.kv:
-        return request.session.kv.committed_tokens
+        return cache.usable_tokens(request.session.kv, request.kept_tokens)
     return cache.match(request.tokens(0, request.length_tokens - 1)).matched_tokens
 
 
-def youngest(holders: Iterable[Request]) -> Request:
-    """Who gives way when pages run out. Raises RuleBroken when only one is left: alone, every request fits."""
-    oldest_first = sorted(holders, key=lambda request: request.arrival)
-    if len(oldest_first) < 2:
-        raise RuleBroken(f"pages ran out for {oldest_first}, which has the pool to itself: pages have leaked")
-    return oldest_first[-1]
+VictimKey = Callable[[Request], tuple[int, ...]]
+"""Orders those that hold KV: the greatest gives way first."""
+
+
+def youngest(request: Request) -> tuple[int, ...]:
+    """Who came last gives way: proved to let everybody finish."""
+    return (request.arrival,)
+
+
+def least_done(request: Request) -> tuple[int, ...]:
+    """Who has generated least gives way, and of these the longest prompt: the least work is lost."""
+    return (request.prompt_tokens - request.length_tokens, request.prompt_tokens, request.arrival)
+
+
+def least_urgent(request: Request) -> tuple[int, ...]:
+    """Who matters least gives way, and of these the youngest."""
+    return (-request.priority, request.arrival)
+
+
+def victim(holders: Iterable[Request], key: VictimKey) -> Request:
+    """Who gives way when pages run out: never the oldest, so that somebody gets on whatever the key says.
+
+    Raises RuleBroken when only one is left: alone, every request fits.
+    """
+    oldest, *others = sorted(holders, key=lambda request: request.arrival)
+    if not others:
+        raise RuleBroken(f"pages ran out for {oldest}, which has the pool to itself: pages have leaked")
+    return max(others, key=key)

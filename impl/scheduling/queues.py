@@ -43,6 +43,11 @@ class Queues:
         """The live request of that name."""
         return next((queue[request_id] for queue in self.by_place.values() if request_id in queue), None)
 
+    def all(self) -> Iterator[Request]:
+        """Every live request."""
+        for queue in self.by_place.values():
+            yield from queue.values()
+
     def holders(self) -> Iterator[Request]:
         """The requests that hold KV."""
         for queue in (self.running, self.parked, self.prefill):

@@ -22,6 +22,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    TIMEOUT = "timeout"
     ERROR = "error"
 
 
@@ -44,14 +45,17 @@ class Request:
     place: where the scheduler has it; only `Queues.move` writes it.
     session: the open session whose turn this is. A turn builds on its session's history, saves its KV there, and
         publishes nothing to the prefix tree, so that what a conversation keeps is always the session's alone.
+    kept_tokens: of a turn, how many tokens of its session's history it goes on from.
+    priority: higher is more urgent; the policies `priority` read it, others don't.
     publishes: whether its whole written pages may go to the tree, for others to use.
     arrival: position in the order of arrival; age in every decision of the scheduler.
     arrived_s, first_token_s, finished_s: by the scheduler's clock.
     """
 
     __slots__ = (
-        "_tokens", "arrival", "arrived_s", "error", "finish_reason", "finished_s", "first_token_s", "id", "kv",
-        "length_tokens", "limit_tokens", "place", "prompt_tokens", "publishes", "sampling", "session", "stop_ids",
+        "_tokens", "arrival", "arrived_s", "error", "finish_reason", "finished_s", "first_token_s", "id", "kept_tokens",
+        "kv", "length_tokens", "limit_tokens", "place", "priority", "prompt_tokens", "publishes", "sampling", "session",
+        "stop_ids",
     )  # fmt: skip
 
     def __init__(
@@ -65,18 +69,23 @@ class Request:
         sampling: Sampling | None = None,
         session: SessionSlot | None = None,
         publishes: bool = True,
+        priority: int = 0,
+        rewind_to: int | None = None,
     ) -> None:
         """`prompt`: token ids; of a turn, those that are new after the session's history.
 
+        `rewind_to`: of a turn, go on from the first so many tokens of the history; None for all of it.
         `max_new_tokens`: at most this many are generated; None for as many as `context_tokens` has room for.
-        Raises InvalidInput when the prompt is empty, or prompt and output cannot fit `context_tokens` together.
+        Raises InvalidInput when the prompt is empty, prompt and output cannot fit `context_tokens` together, or there
+        is nothing to rewind to.
         """
         new = as_tokens(prompt)
         if not len(new):
             raise InvalidInput("the prompt is empty: give at least one token")
         if max_new_tokens is not None and max_new_tokens < 1:
             raise InvalidInput(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-        start = np.concatenate([session.history, new]) if session else new
+        history = _history(session, rewind_to)
+        start = np.concatenate([history, new]) if session else new
         limit = len(start) + (max_new_tokens or 1)
         if limit > context_tokens:
             raise InvalidInput(
@@ -88,6 +97,8 @@ class Request:
         self.limit_tokens = limit if max_new_tokens else context_tokens
         self.stop_ids = frozenset(stop_ids)
         self.sampling = sampling or Sampling()
+        self.kept_tokens = len(history)
+        self.priority = priority
         self.session = session
         self.publishes = publishes and session is None
         self.kv: KvRecord | None = None
@@ -126,3 +137,19 @@ class Request:
         if token in self.stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.length_tokens == self.limit_tokens else None
+
+
+def _history(session: SessionSlot | None, rewind_to: int | None) -> Tokens:
+    """The tokens of earlier turns that a turn goes on from; none where there is no session."""
+    if session is None:
+        if rewind_to is not None:
+            raise InvalidInput("rewind_to is for a session's turn: name the session")
+        return np.empty(0, np.int32)
+    if rewind_to is None:
+        return session.history
+    if not 0 <= rewind_to <= len(session.history):
+        raise InvalidInput(
+            f"session {session.id!r} has {len(session.history)} tokens: rewind_to must lie in [0, "
+            f"{len(session.history)}], not {rewind_to}"
+        )
+    return session.history[:rewind_to]
