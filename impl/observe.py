@@ -63,7 +63,7 @@ def observe(scheduler: Scheduler) -> Observation:
     _see_rows(seen, cache, records)
     _see_halves(seen, cache.pages)
     _see_states(seen, cache, records)
-    _see_flights(seen, cache)
+    _see_flights(seen, cache, records)
     _see_queues(seen, scheduler.queues)
     return seen
 
@@ -194,13 +194,14 @@ def _see_states(seen: Observation, cache: KvCache, records: Mapping[int, KvRecor
     _once(seen, [int(slot) for slot in used], "state slot {} is used {} times")
 
 
-def _see_flights(seen: Observation, cache: KvCache) -> None:
+def _see_flights(seen: Observation, cache: KvCache, records: Mapping[int, KvRecord]) -> None:
     relations, earlier = seen.relations, list[StepLoan]()
     for step in cache.pages.flights.steps:
         for index, (record, loan) in enumerate(step.loans.items()):
             pages, halves = step.pages.ids[index].tolist(), step.halves.ids[index].tolist()
             relations["out"].add((loan,))
-            relations["lent"].add((loan, record))
+            if record in records:
+                relations["lent"].add((loan, record))
             relations["reads"].update((loan, page) for page in pages if page)
             relations["writes"].update((loan, page) for page in pages[step.first_written[index] :] if page)
             relations["uses_swa"].update((loan, half) for half in halves if half)

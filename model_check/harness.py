@@ -273,7 +273,9 @@ class Checked:
             slot = cache.sessions.slots.get(name)
             held.append((f"session {name}", slot.kv if slot else None, right_kv(talk.history)))
         for holder, kv, right in held:
-            if kv and (wrong := wrong_row(self.executor, cache.rows.page_table[kv.row].numpy(), kv.committed_tokens, right)):
+            if kv and (
+                wrong := wrong_row(self.executor, cache.rows.page_table[kv.row].numpy(), kv.committed_tokens, right)
+            ):
                 yield f"{holder}: {wrong}"
         yield from wrong_tree(self.executor, cache.tree.root)
 

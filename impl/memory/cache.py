@@ -90,7 +90,7 @@ class KvCache:
         pages = match.pages()
         usable = live_prefixes(self.pages.halves(pages) > 0, self.geometry.window_pages)
         if self.states.used:
-            usable[1:] &= [page in self.states.snapshots for page in pages.tolist()]
+            usable[1:] &= np.array([page in self.states.snapshots for page in pages.tolist()], np.bool_)
         return match.shortened(longest(usable), self.page_size)
 
     def make_room(
@@ -147,9 +147,7 @@ class KvCache:
             kept[self.rows.entries(kv.row, private, ceil_pages(kv.allocated_tokens, self.page_size))] = True
         if match:
             kept[match.pages()[ceil_pages(self._window_start(match.matched_tokens), self.page_size) :]] = True
-        for step in self.pages.flights.steps:
-            kept[step.pages.ids] = True
-        return kept
+        return kept | self.pages.in_flight()
 
     def _window_start(self, tokens: int) -> int:
         return window_cursor(tokens, self.geometry.window_tokens, self.page_size)

@@ -61,6 +61,14 @@ class DevicePages:
         self._peers[source], self._peers[target] = 0, half
         return half
 
+    def in_flight(self) -> NDArray[np.bool_]:
+        """Mask [num_pages + 1]: whose half something in flight touches, which may have had another page at its launch."""
+        touched = np.zeros(self.swa.num_pages + 1, np.bool_)
+        for step in self.flights.steps:
+            touched[step.halves.ids] = True
+        touched[0] = False
+        return touched[self._peers]
+
     def paired(self, but: NDArray[np.bool_]) -> int:
         """How many pages outside of the mask `but` [num_pages + 1] have a half."""
         return int(np.count_nonzero(self._peers[~but]))

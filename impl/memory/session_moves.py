@@ -1,10 +1,10 @@
 """How a session's record moves between its slot and its turns.
 
-    lend      transfer_to_request          a turn takes what its session saved
-    save      truncate release  transfer_to_session
-    abandon   as rewind and save, back to the last finished turn; or as release
-    close     close_session, then settle
-    settle    as release, then end_session, where the session was asked to close
+lend      transfer_to_request          a turn takes what its session saved
+save      truncate release  transfer_to_session
+abandon   as rewind and save, back to the last finished turn; or as release
+close     close_session, then settle
+settle    as release, then end_session, where the session was asked to close
 """
 
 from freehold.impl.memory.arrays import Tokens

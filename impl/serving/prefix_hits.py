@@ -1,6 +1,8 @@
 """How much of a prompt was there already, seen where the scheduler hands out work."""
 
-from freehold.impl.scheduling.ports import Executor, ForwardBatch
+from collections.abc import Sequence
+
+from freehold.impl.scheduling.ports import Executor, Flight, ForwardBatch
 
 
 class PrefixHits:
@@ -23,11 +25,15 @@ class PrefixHits:
         self._awaited.discard(request_id)
         return self._cached_tokens.pop(request_id, 0)
 
-    def execute(self, batch: ForwardBatch) -> list[int | None]:
+    def launch(self, batch: ForwardBatch) -> Flight:
         """As the executor behind it."""
         if self._awaited:
             for item in batch.items:
                 if item.request_id in self._awaited:
                     self._awaited.discard(item.request_id)
                     self._cached_tokens[item.request_id] = item.start_tokens
-        return self._executor.execute(batch)
+        return self._executor.launch(batch)
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """As the executor behind it."""
+        self._executor.copy_states(pairs)
