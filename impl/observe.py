@@ -38,8 +38,8 @@ class Observation:
 
     relations: by the names in RELATIONS, each a set of tuples of page, row and record numbers and of request and
         session names, in the order of the law. Those of pools that the engine does not have are empty.
-    functions: `P C A E` of each record; `S` of each loan; `pos` of each page that a row or the tree has; `place` of each request that is
-        live or left in the last step (all others are OUT).
+    functions: `P C A E` of each record; `S` of each loan; `pos` of each page that a row or the tree has; `place`
+        of each request that is live or left in the last step (all others are OUT).
     conflicts: contradictions between the structures, in words; empty when all is well.
     """
 

@@ -56,7 +56,7 @@ class KvCache:
         self.geometry = geometry
         self.page_size = geometry.page_size
         self.sink = NullSink() if sink is None else sink
-        self.pages = DevicePages(geometry, self.sink)
+        self.pages = DevicePages(geometry)
         self.rows = RowPool(geometry.num_rows, geometry.row_pages)
         self.states = StateSlots(geometry.num_state_slots, self.sink)
         self.tree = RadixTree(geometry.page_size, self.pages.windowed)
@@ -153,7 +153,10 @@ class KvCache:
         return window_cursor(tokens, self.geometry.window_tokens, self.page_size)
 
     def _acquire(self, count: int) -> Pages:
-        """Pages leave the free stack; what is missing there, the tree gives up first. OutOfPages before any of it."""
+        """Pages and halves leave the free stacks; what is missing there, the tree gives up first.
+
+        Raises OutOfPages before any of it.
+        """
         full, swa = self.pages.full, self.pages.swa
         if not self.can_take(Need(count, count)):
             raise OutOfPages(
@@ -167,7 +170,7 @@ class KvCache:
                 self._tell("evict", pages)
         if self.pages.windowed and count > swa.free_pages:
             self._bury(count - swa.free_pages)
-        return full.alloc(count)
+        return self.pages.alloc(count)
 
     def _bury(self, count: int) -> None:
         """So many pages of the tree lose their half and stay as tombstones."""
@@ -212,9 +215,7 @@ class KvCache:
             if count and taken is not None:
                 pages = taken[start : start + count]
                 start += count
-                self._tell("acquire", kv.id, pages)
-                if self.pages.windowed:
-                    self.pages.pair(kv.id, pages)
+                self._tell_acquired(kv, pages)
                 self.rows.write(kv.row, ceil_pages(kv.allocated_tokens, page_size), pages)
                 kv.allocated_tokens += tokens
                 self._tell("extend", kv.id, pages, kv.allocated_tokens)
@@ -417,6 +418,12 @@ class KvCache:
         if len(pages):
             self.pages.give_back(pages)
             self._tell("release", kv.id, pages)
+
+    def _tell_acquired(self, kv: KvRecord, pages: Pages) -> None:
+        self._tell("acquire", kv.id, pages)
+        if self.pages.windowed and self._listened_to:
+            for page, half in zip(pages.tolist(), self.pages.halves(pages).tolist(), strict=True):
+                self.sink.emit("pair", kv.id, page, half)
 
     def _tell(self, name: str, *args: int | Pages) -> None:
         """Emit an event that names pages; their lists are built only where somebody listens."""

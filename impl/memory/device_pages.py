@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from freehold.impl.memory.arrays import Pages
-from freehold.impl.memory.events import EventSink, listens
 from freehold.impl.memory.flights import Flights
 from freehold.impl.memory.geometry import CacheGeometry
 from freehold.impl.memory.pool import PagePool
@@ -22,26 +21,24 @@ class DevicePages:
     peers: int32 [num_pages + 1]; the half of each page, 0 where it has none.
     """
 
-    def __init__(self, geometry: CacheGeometry, sink: EventSink) -> None:
+    def __init__(self, geometry: CacheGeometry) -> None:
         self.full = PagePool(geometry.num_pages)
         self.swa = PagePool(geometry.num_swa_pages)
         self.windowed = geometry.window_tokens > 0
         self.flights = Flights(geometry.num_pages, geometry.num_swa_pages)
         self.peers = torch.zeros(geometry.num_pages + 1, dtype=torch.int32)
         self._peers: Pages = self.peers.numpy()  # same memory
-        self._sink, self._listened_to = sink, listens(sink)
 
     def halves(self, pages: Pages) -> Pages:
         """The half of each page, same shape; 0 where it has none."""
         return self._peers[pages]
 
-    def pair(self, record: int, pages: Pages) -> None:
-        """Each of a record's new pages gets a half, from the free ones of the swa pool."""
-        halves = self.swa.alloc(len(pages))
-        self._peers[pages] = halves
-        if self._listened_to:
-            for page, half in zip(pages.tolist(), halves.tolist(), strict=True):
-                self._sink.emit("pair", record, page, half)
+    def alloc(self, count: int) -> Pages:
+        """`count` free pages, each with a free half where there is a window, go to the caller."""
+        pages = self.full.alloc(count)
+        if self.windowed:
+            self._peers[pages] = self.swa.alloc(count)
+        return pages
 
     def give_back(self, pages: Pages) -> None:
         """Pages and their halves go from their owner to the free units, or wait for what is in flight."""
@@ -62,7 +59,7 @@ class DevicePages:
         return half
 
     def in_flight(self) -> NDArray[np.bool_]:
-        """Mask [num_pages + 1]: whose half something in flight touches, which may have had another page at its launch."""
+        """Mask [num_pages + 1]: whose half something in flight touches, even if it was another page's at the launch."""
         touched = np.zeros(self.swa.num_pages + 1, np.bool_)
         for step in self.flights.steps:
             touched[step.halves.ids] = True

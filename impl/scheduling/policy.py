@@ -49,7 +49,7 @@ class LongestPrefix:
 class Priority:
     """The most urgent first, and those of one priority in the order of arrival.
 
-    A request waits as long as more urgent ones keep arriving: that is what its client asked for, and no bound is proved.
+    A request waits as long as more urgent ones keep arriving: its client asked for that, and no bound is proved.
     """
 
     def candidates(self, waiting: Mapping[str, Request], limit: int, cache: KvCache) -> list[Request]:

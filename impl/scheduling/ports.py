@@ -6,7 +6,7 @@ The scheduler knows no model, no device and no wall clock. It plans a `ForwardBa
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from freehold.impl.memory.arrays import Tokens
 
@@ -30,8 +30,7 @@ class Sampling:
     seed: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchItem:
+class BatchItem(NamedTuple):
     """One request's share of a forward step.
 
     token_ids: the new tokens whose KV this step writes (a chunk of a prefill, or one token of a decode); a decode may
