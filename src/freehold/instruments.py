@@ -100,25 +100,66 @@ def _so_far(report: Any) -> str:
 @app.command()
 def bench(
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens to generate a request.")] = 48,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="A Mooncake trace for the prefix cache; else one is made up.")
+    ] = None,
+    only: Annotated[str, typer.Option("--only", help="One of text, scheduler, cache.")] = "",
 ) -> None:
-    """Tokens per second beside transformers' generate; cost of the scheduler and the monitor."""
-    module = import_extra("freehold.model_check.bench", "check")
+    """Tokens per second beside transformers; cost of the scheduler, the monitor and the prefix cache."""
+    scheduler = import_extra("freehold.model_check.bench_scheduler", "check")
     console = Console(width=None if Console().is_terminal else 120)
-    warning = module.busy_machine()
+    if only and only not in ("text", "scheduler", "cache"):
+        raise InvalidInput(f"--only must be text, scheduler or cache, not {only!r}")
+    warning = scheduler.busy_machine()
     if warning:
         console.print(f"[yellow]{warning}[/]")
     with announcing() as announce:
-        costs = module.step_costs()
-        rates = module.text_rates(new_tokens, announce=announce)
-    table = Table("dtype", "concurrent", "freehold tok/s", "transformers generate tok/s", "ratio", title="SmolLM2-135M")
+        if only in ("", "scheduler"):
+            announce("scheduler steps")
+            console.print(_step_table(scheduler.step_costs()))
+        if only in ("", "cache"):
+            console.print(_cache_table(import_extra("freehold.model_check.bench_cache", "check"), trace, announce))
+        if only in ("", "text"):
+            text = import_extra("freehold.model_check.bench_text", "check")
+            console.print(_text_table(text.text_rates(new_tokens, announce=announce)))
+
+
+def _text_table(rates: Any) -> Table:
+    table = Table(
+        "dtype", "concurrent", "freehold", "with the monitor", "generate", "continuous batching", "by the better",
+        title="SmolLM2-135M: tokens a second, beside transformers",
+    )  # fmt: skip
     for r in rates:
-        table.add_row(r.dtype, str(r.concurrent), f"{r.engine:.1f}", f"{r.generate:.1f}", f"{r.ratio:.2f}")
-    console.print(table)
-    table = Table("running", "µs a request and step", "with the monitor", "ratio", title="Scheduler, no model")
+        figures = (r.engine, r.watched, r.generate, r.continuous)
+        table.add_row(r.dtype, str(r.concurrent), *(f"{x:.1f}" for x in figures), f"{r.ratio:.2f}")
+    return table
+
+
+def _step_table(costs: Any) -> Table:
+    table = Table(
+        "pools", "running", "µs a request and step", "with the monitor", "ratio", "means",
+        title="Scheduler, no model: medians of all-decode steps",
+    )  # fmt: skip
     for c in costs:
-        ratio = c.monitor_on / c.monitor_off
-        table.add_row(str(c.running), f"{c.monitor_off:.1f}", f"{c.monitor_on:.1f}", f"{ratio:.1f}")
-    console.print(table)
+        means = f"{c.mean_off:.1f} / {c.mean_on:.1f}"
+        ratio = f"{c.monitor_on / c.monitor_off:.1f}"
+        table.add_row(c.kind, str(c.running), f"{c.monitor_off:.1f}", f"{c.monitor_on:.1f}", ratio, means)
+    return table
+
+
+def _cache_table(module: Any, trace: Path | None, announce: Callable[[str], None]) -> Table:
+    asked = module.read_trace(trace) if trace else module.made_up_trace()
+    about = ", ".join(f"{value} {name}" for name, value in module.marginals(asked).items())
+    table = Table(
+        "page", "hit rate", "ns a prompt token", "match", "take", "publish", "release",
+        title=f"Prefix cache, 8 M tokens: {about}",
+    )  # fmt: skip
+    for page_size in (1, 16, 64):
+        announce(f"prefix cache at page size {page_size}")
+        c = module.cache_cost(asked, page_size)
+        parts = (c.total_s, c.match_s, c.take_s, c.publish_s, c.release_s)
+        table.add_row(str(page_size), f"{c.hits / c.tokens:.3f}", *(f"{c.nanoseconds(s):.1f}" for s in parts))
+    return table
 
 
 @app.command()
