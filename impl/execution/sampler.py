@@ -42,8 +42,8 @@ def draw_for(item: BatchItem) -> Draw:
     return Draw(item.sampling, (int.from_bytes(digest) >> 11) * 2.0**-53)
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """One token for each row of `logits` `[rows, vocabulary]`, by the draw of the same index.
+def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """One token for each row of `logits` `[rows, vocabulary]`, by the draw of the same index: `[rows]` int64.
 
     Greedy takes the lowest token id among equals. top_k is applied before top_p, which sees renormalised
     shares.
@@ -60,8 +60,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
                 [draw.sampling.temperature for draw in chosen], logits
             )
             tokens[index] = choose(scaled, chosen)
-    result: list[int] = tokens.tolist()
-    return result
+    return tokens
 
 
 def _draw_plain(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
+from unit.paged_bench import tables_for
 
-from freehold.impl.execution.batch import KernelPath, PageMap, StepPlanner, TorchPath
 from freehold.impl.execution.model_runner import ModelRunner, cast_weights
+from freehold.impl.execution.paths import KernelPath, TorchPath
 from freehold.impl.scheduling.ports import BatchItem, ForwardBatch, Sampling
 from freehold.spec.errors import InvalidInput, Unsupported
 
@@ -69,8 +70,7 @@ class Bench:
         self.free_pages: list[int] = order.tolist()
         self.runner = ModelRunner(
             tiny_model() if model is None else model,
-            self.page_table,
-            num_pages=num_pages,
+            tables_for(self.page_table, num_pages - 1),
             page_size=page_size,
             dtype=dtype,
         )
@@ -83,7 +83,7 @@ class Bench:
         return pages
 
     def step(self, *items: BatchItem) -> list[int | None]:
-        return self.runner.execute(ForwardBatch(items=items))
+        return self.runner.launch(ForwardBatch(items=items)).result()
 
     def one(self, item: BatchItem) -> int:
         """The next token of a batch of one."""
@@ -173,14 +173,14 @@ def test_rows_that_share_a_prefix_read_the_same_pages(page_size: int) -> None:
     tails = (prompt(9, 6), prompt(3, 7))
     pages = bench.give(1, 48)
     bench.step(item(1, prefix + tails[0], 0))
-    before = [cache.clone() for cache in bench.runner.storage.keys]
+    before = [cache.clone() for cache in bench.runner.storage.tensors()]
     shared = pages[: 32 // page_size]
     bench.give(2, 48, shared)
     rows = {2: [*prefix, *tails[1]]}
     rows[2].append(bench.one(item(2, tails[1], 32)))
     bench.decode(rows, 5)
     assert rows[2][-6:] == generated(prefix + tails[1], 6)
-    for cache, old in zip(bench.runner.storage.keys, before, strict=True):
+    for cache, old in zip(bench.runner.storage.tensors(), before, strict=True):
         assert torch.equal(cache[shared], old[shared])
 
 
@@ -188,7 +188,7 @@ def test_rows_that_share_a_prefix_read_the_same_pages(page_size: int) -> None:
 def test_only_own_slots_are_read_and_written(page_size: int) -> None:
     """Every slot that no request owns holds NaN, the padding page and the unwritten tail of the last page included."""
     bench = Bench(page_size)
-    for cache in (*bench.runner.storage.keys, *bench.runner.storage.values):
+    for cache in bench.runner.storage.tensors():
         cache.fill_(float("nan"))
     rows = {1: list(prompt(21, 1)), 2: list(prompt(150, 2)), 3: list(prompt(5, 3))}
     for row, ids in rows.items():
@@ -200,7 +200,7 @@ def test_only_own_slots_are_read_and_written(page_size: int) -> None:
     assert rows[2][-8:] == generated(prompt(150, 2), 8)
     assert rows[3][-8:] == generated(prompt(5, 3), 8)
     written = sum(len(ids) - 1 for ids in rows.values())
-    for cache in (*bench.runner.storage.keys, *bench.runner.storage.values):
+    for cache in bench.runner.storage.tensors():
         assert int((~cache.isnan()).all(dim=(2, 3)).sum()) == written
         assert bool(cache[0].isnan().all())
 
@@ -223,9 +223,7 @@ def test_the_kernel_path_says_the_same() -> None:
     for path in (TorchPath(), KernelPath()):
         bench = Bench(4)
         runner = bench.runner
-        runner.planner = StepPlanner(
-            storage=runner.storage, page_map=PageMap(bench.page_table, 4, torch.device("cpu")), path=path
-        )
+        runner.planner = replace(runner.planner, path=path)
         rows = {row: list(prompt(tokens, row)) for row, tokens in ((1, 3), (2, 140), (3, 30))}
         for row, ids in rows.items():
             bench.give(row, len(ids) + 6)
@@ -263,7 +261,7 @@ def test_sampled_text_does_not_depend_on_the_batch() -> None:
 
 def test_bfloat16_stays_close_and_keeps_the_rope_exact() -> None:
     bench = Bench(4, dtype=torch.bfloat16)
-    assert bench.runner.storage.keys[0].dtype == torch.bfloat16
+    assert bench.runner.storage.dtype == torch.bfloat16
     ids = prompt(25, 4)
     bench.give(1, 25)
     model = tiny_model()
@@ -294,26 +292,17 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_written(
     bench.give(1, 16)
     with pytest.raises(InvalidInput, match=message):
         bench.step(*items)
-    assert not any(bool(cache.any()) for cache in bench.runner.storage.keys)
+    assert not any(bool(cache.any()) for cache in bench.runner.storage.tensors())
 
 
 def test_impossible_configurations_are_refused() -> None:
     table = torch.zeros((3, 4), dtype=torch.int32)
     with pytest.raises(InvalidInput, match="no page to use"):
-        ModelRunner(tiny_model(), table, num_pages=1, page_size=4)
+        ModelRunner(tiny_model(), tables_for(table, 0), page_size=4)
     with pytest.raises(InvalidInput, match="no page to use"):
-        ModelRunner(tiny_model(), table, num_pages=8, page_size=0)
-    with pytest.raises(InvalidInput, match="int32 matrix"):
-        ModelRunner(tiny_model(), table.long(), num_pages=8, page_size=4)
-
-
-def test_other_attention_than_full_causal_is_refused() -> None:
-    config = MistralConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, sliding_window=8,
-    )  # fmt: skip
-    with pytest.raises(Unsupported, match="window 8"):
-        ModelRunner(MistralForCausalLM(config), torch.zeros((3, 4), dtype=torch.int32), num_pages=8, page_size=4)
+        ModelRunner(tiny_model(), tables_for(table, 7), page_size=0)
+    with pytest.raises(InvalidInput, match="must be int32"):
+        ModelRunner(tiny_model(), tables_for(table.long(), 7), page_size=4)
 
 
 def test_a_runners_model_alone_says_what_to_do() -> None:

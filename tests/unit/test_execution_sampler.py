@@ -1,9 +1,12 @@
 """Sampling: what may be chosen, how often, and that a draw depends on nothing but logits, seed and position."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from freehold.impl.execution.sampler import Draw, draw_for, sample
+from freehold.impl.execution.sampler import Draw, draw_for
+from freehold.impl.execution.sampler import sample as sample_tensor
 from freehold.impl.scheduling.ports import BatchItem, Sampling
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, 0.0])
@@ -13,6 +16,11 @@ def item(request_id: str, position: int, sampling: Sampling) -> BatchItem:
     return BatchItem(
         request_id=request_id, token_ids=(1,), start_tokens=position - 1, row=1, samples=True, sampling=sampling
     )
+
+
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    tokens: list[int] = sample_tensor(logits, draws).tolist()
+    return tokens
 
 
 def frequencies(logits: torch.Tensor, sampling: Sampling, draws: int = 4000) -> torch.Tensor:

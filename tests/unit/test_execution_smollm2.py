@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from unit.paged_bench import tables_for
 
 from freehold.impl.execution.detokenizer import Detokenizer
 from freehold.impl.execution.model_runner import ModelRunner
@@ -46,11 +47,11 @@ def answer(runner: ModelRunner, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy answers of all prompts in one batch: the first 3 tokens as a chunk, the rest, then decodes."""
     rows = range(1, len(prompts) + 1)
     chunks = [(row, ids[:3], 0, False) for row, ids in zip(rows, prompts, strict=True)]
-    runner.execute(batch(chunks))
+    runner.launch(batch(chunks)).result()
     chunks = [(row, ids[3:], 3, True) for row, ids in zip(rows, prompts, strict=True)]
     answers: list[list[int]] = [[] for _ in prompts]
     for step in range(NEW_TOKENS):
-        for tokens, token in zip(answers, runner.execute(batch(chunks)), strict=True):
+        for tokens, token in zip(answers, runner.launch(batch(chunks)).result(), strict=True):
             assert token is not None
             tokens.append(token)
         chunks = [
@@ -79,8 +80,7 @@ def test_greedy_equals_generate_alone_and_batched(loaded: LoadedModel, expected:
     rows = len(PROMPTS)
     page_table = torch.zeros((rows + 1, ROW_PAGES), dtype=torch.int32)
     page_table[1:] = torch.arange(1, rows * ROW_PAGES + 1, dtype=torch.int32).view(rows, ROW_PAGES).flip(1)
-    num_pages = rows * ROW_PAGES + 1
-    runner = ModelRunner(loaded.model, page_table, num_pages=num_pages, page_size=PAGE_SIZE)
+    runner = ModelRunner(loaded.model, tables_for(page_table, rows * ROW_PAGES), page_size=PAGE_SIZE)
     prompts = [loaded.tokenizer(text)["input_ids"] for text in PROMPTS]
     assert answer(runner, prompts) == expected
     assert [answer(runner, [ids])[0] for ids in prompts] == expected
