@@ -15,6 +15,7 @@ from freehold.impl.serving.protocol import CompletionRequest, FinishReason, Prom
 from freehold.impl.serving.streams import AsyncUpdates
 from freehold.impl.serving.text import TextStream
 from freehold.impl.serving.tokenizer import Tokenizer
+from freehold.spec.errors import RuleBroken
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 256
@@ -52,13 +53,14 @@ class Answer:
     cached_tokens: int = 0
 
     def take(self, update: Update) -> Piece:
-        """The piece that an update brings. Raises the error with which the job ended.
+        """The piece that an update brings. Raises the error with which the job ended, or RuleBroken for a mute update.
 
         A token that ends the answer is counted, but is no part of its text.
         """
         if update.error:
             raise update.error
-        assert update.token is not None
+        if update.token is None:
+            raise RuleBroken(f"job {update.request_id!r} ended without a token and without an error")
         self.completion_tokens += 1
         self.cached_tokens = update.cached_tokens
         text = "" if update.finish_reason is EngineReason.STOP else self.text.push(update.token)
