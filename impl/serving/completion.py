@@ -60,7 +60,7 @@ class Answer:
         if update.error:
             raise update.error
         if update.token is None:
-            raise RuleBroken(f"job {update.request_id!r} ended without a token and without an error")
+            raise RuleBroken(f"request {update.request_id!r} ended without a token and without an error")
         self.completion_tokens += 1
         self.cached_tokens = update.cached_tokens
         text = "" if update.finish_reason is EngineReason.STOP else self.text.push(update.token)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from freehold.impl.serving.loop import EngineUnavailable
+from freehold.impl.serving.loop import EngineUnavailable, RequestTimedOut
 from freehold.spec.errors import FreeholdError, InvalidInput, Unsupported
 
 
@@ -45,7 +45,7 @@ def status_of(error: FreeholdError) -> int:
             return error.status
         case InvalidInput() | Unsupported():
             return 400
-        case EngineUnavailable():
+        case EngineUnavailable() | RequestTimedOut():
             return 503
         case _:
             return 500

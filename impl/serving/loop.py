@@ -32,6 +32,12 @@ class EngineUnavailable(FreeholdError):
     exit_code = 1
 
 
+class RequestTimedOut(FreeholdError):
+    """The request waited or ran for longer than the engine allows; it was ended and holds nothing."""
+
+    exit_code = 1
+
+
 class StepFailed(FreeholdError):
     """A step raised something that is no error of ours; what the engine holds is not to be trusted any more."""
 
@@ -248,6 +254,8 @@ class EngineLoop:
             _log.error("request %s: %s", request_id, error)
         if reason is FinishReason.ABORT:
             error = EngineUnavailable(self._unable or "the request was aborted: send it again")
+        if reason is FinishReason.TIMEOUT:
+            error = RequestTimedOut("the request ran out of time: ask for less, or send it again later")
         if reason:
             del self._live[request_id]
         try:

@@ -9,8 +9,9 @@ from freehold.spec.trace import to_ranges
 
 
 class PageCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages by owner; free, prefix_tree, requests and sessions add up to total, unless a page has leaked.
+    """Pages by owner; all but locked add up to total, unless a page has leaked.
 
+    in_flight: given back, and free when the forward step that still touches them has ended.
     locked: pages of the prefix tree that some record keeps from eviction.
     """
 
@@ -19,6 +20,7 @@ class PageCounts(msgspec.Struct, frozen=True, kw_only=True):
     prefix_tree: int
     requests: int
     sessions: int
+    in_flight: int
     locked: int
 
 
@@ -72,6 +74,7 @@ def owners_of(engine: Engine) -> Owners:
             prefix_tree=len(relations["in_tree"]),
             requests=owned["request"],
             sessions=owned["session"],
+            in_flight=len(relations["held"]),
             locked=len({page for _, page in relations["locks"]}),
         ),
         rows=RowCounts(total=geometry.num_rows, free=len(relations["row_free"]), bound=len(relations["row_of"])),

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 
 from freehold.impl.engine import Engine, EngineConfig
+from freehold.impl.scheduling.flight import Landed, run_now
 from freehold.impl.scheduling.ports import ForwardBatch
 from freehold.impl.serving.loop import EngineLoop
 from freehold.impl.serving.owners import Owners, owners_of
 from freehold.impl.serving.server import Server, bind, url_of
 from freehold.spec.monitor import Monitor
-from freehold.spec.trace import Header
 
 VOCABULARY = 128
 EOS = ord("{")  # what follows z
@@ -32,7 +32,13 @@ class SuccessorExecutor:
         self.batches: list[ForwardBatch] = []
         self.before: Callable[[ForwardBatch], None] = lambda batch: None
 
-    def execute(self, batch: ForwardBatch) -> list[int | None]:
+    def launch(self, batch: ForwardBatch) -> Landed:
+        return run_now(lambda: self._next_tokens(batch))
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        raise NotImplementedError("it has no recurrent states")
+
+    def _next_tokens(self, batch: ForwardBatch) -> list[int | None]:
         self.batches.append(batch)
         self.before(batch)
         return [(item.token_ids[-1] + 1) % VOCABULARY if item.samples else None for item in batch.items]
@@ -80,9 +86,8 @@ def make_engine(**sizes: Any) -> tuple[Engine, SuccessorExecutor, Monitor]:
     config = EngineConfig(
         **{"page_size": 4, "num_pages": 32, "max_context_tokens": 128, "max_running": 8, "chunk_tokens": 16, **sizes}
     )
-    header = Header(config.page_size, config.num_pages, config.geometry.num_rows, config.max_context_tokens)
-    monitor, executor = Monitor(header), SuccessorExecutor()
-    return Engine(config, lambda page_table: executor, sink=monitor), executor, monitor
+    monitor, executor = Monitor(config.header), SuccessorExecutor()
+    return Engine(config, lambda tables: executor, sink=monitor), executor, monitor
 
 
 def nothing_is_held(engine: Engine) -> bool:

@@ -9,8 +9,10 @@ import pytest
 from server.harness import WAIT_S, Gate, SuccessorExecutor, make_engine, nothing_is_held
 
 from freehold.impl.engine import Engine
+from freehold.impl.scheduling.ports import ForwardBatch
 from freehold.impl.scheduling.request import FinishReason
-from freehold.impl.serving.loop import EngineLoop, EngineUnavailable, Job, Update
+from freehold.impl.serving.errors import status_of
+from freehold.impl.serving.loop import EngineLoop, EngineUnavailable, Job, RequestTimedOut, Update
 from freehold.impl.serving.streams import blocking_updates
 from freehold.spec.errors import InvalidInput
 
@@ -97,6 +99,34 @@ def test_a_listener_that_is_gone_loses_its_job(running: Running) -> None:
     loop.submit([job("a", tokens=100)], gone).result(timeout=WAIT_S)
     assert [update.token for update in blocking_updates(loop, job("b"))] == [3, 4, 5]
     assert loop.call(lambda engine: engine.scheduler.queues.find("a")).result(timeout=WAIT_S) is None
+
+
+class StoppedClock:
+    """Stands at `seconds` until somebody moves it."""
+
+    seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+def test_a_request_that_runs_out_of_time_ends_with_an_error_and_its_tokens_so_far() -> None:
+    engine, executor, monitor = make_engine(running_timeout_s=5.0)
+    clock = engine.scheduler.clock = StoppedClock()
+
+    def second_step_takes_long(batch: ForwardBatch) -> None:
+        if len(executor.batches) == 2:
+            clock.seconds = 6.0
+
+    executor.before = second_step_takes_long
+    with EngineLoop(engine) as loop:
+        *tokens, last = blocking_updates(loop, job("a", tokens=9))
+    assert [update.token for update in tokens] == [3, 4]
+    assert (last.token, last.finish_reason) == (None, FinishReason.TIMEOUT)
+    assert isinstance(last.error, RequestTimedOut)
+    assert status_of(last.error) == 503
+    assert nothing_is_held(engine)
+    assert monitor.verdict is None
 
 
 def test_a_call_that_raises_harms_nobody(running: Running) -> None:

@@ -43,7 +43,8 @@ def test_health_models_and_owners_of_an_idle_server(served: Served) -> None:
     assert served.client.get("/v1/models/counting").json() == card
     owners = served.client.get("/kv/owners").json()
     assert owners["pages"] == {
-        "total": 1024, "free": 1024, "prefix_tree": 0, "requests": 0, "sessions": 0, "locked": 0,
+        "total": 1024, "free": 1024, "prefix_tree": 0, "requests": 0, "sessions": 0, "in_flight": 0,
+        "locked": 0,
     }  # fmt: skip
     assert (owners["rows"], owners["owners"], owners["conflicts"]) == ({"total": 16, "free": 16, "bound": 0}, [], [])
 
@@ -79,7 +80,7 @@ def test_the_owners_of_a_running_request_and_a_session(served: Served) -> None:
     thread.join(timeout=WAIT_S)
     assert responses[0].json()["choices"][0]["text"] == "\n\x0b\x0c"
     pages = answer["pages"]
-    assert pages["total"] == pages["free"] + pages["prefix_tree"] + pages["requests"] + pages["sessions"]
+    assert pages["total"] == sum(pages[name] for name in ("free", "prefix_tree", "requests", "sessions", "in_flight"))
     (session,) = [owner for owner in answer["owners"] if owner["kind"] == "session"]
     assert (session["id"], session["owned"], session["committed_tokens"]) == ("talk", "1-2", 6)
     assert pages["sessions"] == 2
