@@ -6,6 +6,8 @@ does it.
 
 from collections.abc import Sequence
 
+from freehold.impl.observe import RELATIONS
+
 OUT, WAITING, PREFILL, PARKED, RUNNING = range(5)
 EDGES = {
     (OUT, WAITING), (WAITING, PREFILL), (WAITING, OUT), (PREFILL, PARKED), (PARKED, PREFILL), (PREFILL, RUNNING),
@@ -212,7 +214,7 @@ class NaiveLaw:
     # what an observer should see
 
     def relations(self) -> dict[str, set[tuple[object, ...]]]:
-        return {
+        known: dict[str, set[tuple[object, ...]]] = {
             "free": {(p,) for p in self.free},
             "owns": {(k, p) for k, pages in self.owned.items() for p in pages},
             "in_tree": {(p,) for p in self.parent},
@@ -227,12 +229,15 @@ class NaiveLaw:
             "opened": {(s,) for s in self.opened},
             "closing": {(s,) for s in self.closing},
         }
+        return {name: known.get(name, set()) for name in RELATIONS}  # nothing is in the pools that there are not
 
     def functions(self) -> dict[str, dict[object, int]]:
         positions: dict[object, int] = {p: self.depth(p) for p in self.parent}
         positions |= {p: index for pages in self.row.values() for index, p in enumerate(pages)}
         return {
             **{name: {k: lengths[i] for k, lengths in self.lengths.items()} for i, name in enumerate("PCA")},
+            "E": dict.fromkeys(self.lengths, 0),
+            "S": {},
             "pos": positions,
             "place": {r: place for r, place in self.place_of.items() if place != OUT},
         }

@@ -35,8 +35,7 @@ class Scene:
     def engine(self, page_size: int, **sizes: int) -> Engine:
         defaults = {"num_pages": 1024 // page_size, "max_context_tokens": 128, "max_running": 32, "chunk_tokens": 512}
         config = EngineConfig(page_size=page_size, **{**defaults, **sizes})  # type: ignore[arg-type]
-        pages = config.num_pages + 1
-        return Engine(config, lambda table: ModelRunner(self.loaded.model, table, num_pages=pages, page_size=page_size))
+        return Engine(config, lambda tables: ModelRunner(self.loaded.model, tables, page_size=page_size))
 
     def submit(self, engine: Engine) -> list[Request]:
         stops = sorted(self.loaded.eos_token_ids)

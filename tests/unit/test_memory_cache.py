@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from freehold.impl.memory import session_moves
 from freehold.impl.memory.arrays import Tokens
-from freehold.impl.memory.cache import KvCache
+from freehold.impl.memory.cache import KvCache, Need
 from freehold.impl.memory.events import ListSink
 from freehold.impl.memory.geometry import CacheGeometry
 from freehold.impl.memory.pool import OutOfPages
@@ -37,7 +38,7 @@ class Fixture:
         request = Someone(name)
         kv = self.cache.admit(request, self.cache.match(prompt[: max(0, tokens - 1)]))
         self.cache.extend([(kv, tokens - kv.allocated_tokens)])
-        self.cache.commit(kv)
+        self.cache.commit([(kv, tokens)])
         return request, kv
 
     def events(self) -> list[tuple[object, ...]]:
@@ -100,18 +101,18 @@ def test_room_is_made_of_unlocked_pages_then_of_idle_sessions_and_never_of_what_
     cache = fixture.cache
     request, kv = fixture.write("r", 8)
     cache.publish(kv, PROMPT[:8])
-    assert cache.make_room(6)
-    assert not cache.make_room(7)
+    assert cache.make_room(Need(6, 0))
+    assert not cache.make_room(Need(7, 0))
     cache.release(request)
-    assert cache.make_room(8)
-    assert not cache.make_room(8, sparing_match=cache.match(PROMPT[:6]))
+    assert cache.make_room(Need(8, 0))
+    assert not cache.make_room(Need(8, 0), sparing_match=cache.match(PROMPT[:6]))
     slot = cache.sessions.open("s")
     turn, kv = fixture.write("t", 8, prompt=PROMPT[::-1].copy())
     cache.sessions.use(slot, turn)
-    cache.save(slot, PROMPT[:8])
-    assert not cache.make_room(7, sparing_slot=slot)
+    session_moves.save(cache, slot, PROMPT[:8])
+    assert not cache.make_room(Need(7, 0), sparing_slot=slot)
     assert slot.kv is kv
-    assert cache.make_room(7)
+    assert cache.make_room(Need(7, 0))
     assert slot.kv is None
     assert slot.history.tolist() == PROMPT[:8].tolist()
 
@@ -139,7 +140,7 @@ def test_a_row_is_taken_from_the_session_that_was_saved_longest_ago() -> None:
     for slot in reversed(slots):
         turn, _ = fixture.write(f"turn of {slot.id}", 3)
         cache.sessions.use(slot, turn)
-        cache.save(slot, PROMPT[:4])
+        session_moves.save(cache, slot, PROMPT[:4])
         cache.sessions.unuse(slot)
     fixture.write("r", 2)
     assert slots[0].kv is not None
@@ -152,27 +153,27 @@ def test_a_session_is_handed_to_its_turn_and_back() -> None:
     slot = cache.sessions.open("s")
     first, kv = fixture.write("t1", 6)
     cache.sessions.use(slot, first)
-    cache.save(slot, PROMPT[:7])
+    session_moves.save(cache, slot, PROMPT[:7])
     cache.sessions.unuse(slot)
     assert (first.kv, slot.kv, kv.saved_tokens) == (None, kv, 6)
 
     second = Someone("t2")
     cache.sessions.use(slot, second)
-    cache.lend(slot)
+    session_moves.lend(cache, slot)
     assert (second.kv, slot.kv) == (kv, None)
     cache.extend([(kv, 7)])
     fixture.events()
-    cache.abandon(slot)
+    session_moves.abandon(cache, slot)
     assert (second.kv, slot.kv, kv.allocated_tokens, kv.committed_tokens) == (None, kv, 6, 6)
     assert fixture.events() == [
         ("truncate", 1, 6), ("release", 1, [3, 4]), ("transfer_to_session", "t2", 1, "s"),
     ]  # fmt: skip
 
-    cache.close_session(slot)
+    session_moves.close_session(cache, slot)
     assert fixture.events() == [("close_session", "s")]
-    cache.close_session(slot)
+    session_moves.close_session(cache, slot)
     cache.sessions.unuse(slot)
-    cache.settle(slot)
+    session_moves.settle(cache, slot)
     assert [name for name, *_ in fixture.events()] == [
         "unuse", "truncate", "release", "unbind_row", "close", "end_session",
     ]  # fmt: skip

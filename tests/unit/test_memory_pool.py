@@ -45,15 +45,19 @@ def test_more_pages_than_exist_cannot_come_back() -> None:
 
 def test_rows_run_out_and_map_what_was_written() -> None:
     rows = RowPool(num_rows=2, row_pages=3)
-    assert [rows.bind(), rows.bind()] == [1, 2]
+    records = [rows.bind(record_id) for record_id in (7, 8)]
+    assert [(kv.id, kv.row) for kv in records] == [(7, 1), (8, 2)]
     with pytest.raises(OutOfRows):
-        rows.bind()
+        rows.bind(9)
     rows.write(2, 1, np.array([7, 8], np.int32))
     assert rows.page_table.tolist() == [[0, 0, 0], [0, 0, 0], [0, 7, 8]]
     assert rows.clear(2, 2, 3).tolist() == [8]
     assert rows.entries(2, 0, 3).tolist() == [0, 7, 0]
-    rows.unbind(1)
-    assert rows.bind() == 1
+    assert rows.snapshot([2, 0, 1], 2).tolist() == [[0, 7], [0, 0], [0, 0]]
+    assert list(rows.bound.values()) == records
+    rows.unbind(records[0])
+    assert rows.bind(9).row == 1
+    assert [kv.id for kv in rows.bound.values()] == [8, 9]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from freehold.spec.state import Place
 def engine() -> Engine:
     """Two running requests that share the tree pages 1 and 2, and a saved session."""
     config = EngineConfig(page_size=4, num_pages=16, max_context_tokens=32, max_running=3, chunk_tokens=64)
-    engine = Engine(config, lambda page_table: ContentExecutor(page_table, num_pages=16, page_size=4))
+    engine = Engine(config, lambda tables: ContentExecutor(tables, page_size=4))
     engine.open_session("s")
     engine.submit([5] * 3, session_id="s", max_new_tokens=2)
     engine.run_until_idle()
@@ -50,11 +50,11 @@ def test_a_request_that_left_with_its_record_is_seen(engine: Engine) -> None:
 
 
 def page_freed_twice(engine: Engine) -> None:
-    engine.cache.pool.stack[0] = 10
+    engine.cache.pages.full.stack[0] = 10
 
 
 def page_of_nobody(engine: Engine) -> None:
-    engine.cache.pool.stack[0] = 99
+    engine.cache.pages.full.stack[0] = 99
 
 
 def page_in_two_nodes(engine: Engine) -> None:

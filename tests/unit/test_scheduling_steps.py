@@ -1,9 +1,13 @@
 """What one scheduler step does: chunks, mixed batches, retraction, aborts, turns, failures."""
 
+from dataclasses import replace
+
 import pytest
 
 from freehold.impl.engine import Engine, EngineConfig
 from freehold.impl.memory.events import ListSink
+from freehold.impl.memory.tables import KvTables
+from freehold.impl.scheduling.flight import Landed
 from freehold.impl.scheduling.ports import ForwardBatch
 from freehold.impl.scheduling.request import FinishReason, StepOutput
 from freehold.impl.scheduling.scheduler import ExecutionFailed
@@ -22,8 +26,8 @@ class Setup:
         self.sink = ListSink()
         self.engine = Engine(EngineConfig(**{**defaults, **sizes}), self.make_executor, sink=self.sink)  # type: ignore[arg-type]
 
-    def make_executor(self, page_table: object) -> ContentExecutor:
-        self.executor = ContentExecutor(page_table, num_pages=64, page_size=4)  # type: ignore[arg-type]
+    def make_executor(self, tables: KvTables) -> ContentExecutor:
+        self.executor = ContentExecutor(tables, page_size=4)
         return self.executor
 
     def events(self) -> list[tuple[object, ...]]:
@@ -287,18 +291,18 @@ def test_a_failed_forward_pass_ends_its_requests_and_no_others() -> None:
 
 @pytest.mark.parametrize("answer", [[], [None], [1, 2]])
 def test_an_answer_that_does_not_fit_the_batch_is_a_failure(answer: list[int | None]) -> None:
-    class Wrong:
-        def execute(self, batch: ForwardBatch) -> list[int | None]:
-            return answer
+    class Wrong(ContentExecutor):
+        def launch(self, batch: ForwardBatch) -> Landed:  # type: ignore[override]
+            return Landed(answer)
 
-    engine = Engine(EngineConfig(), lambda page_table: Wrong())
+    engine = Engine(EngineConfig(), lambda tables: Wrong(tables, page_size=16))
     engine.submit([1, 2])
     assert engine.run_until_idle()[0].finish_reason is FinishReason.ERROR
 
 
 def test_pages_that_leaked_are_noticed_as_a_broken_rule_and_not_as_an_endless_loop() -> None:
     setup = Setup(num_pages=8)
-    setup.engine.cache.pool.alloc(6)
+    setup.engine.cache.pages.full.alloc(6)
     setup.engine.submit(PROMPT, max_new_tokens=4)
     with pytest.raises(RuleBroken, match="leaked"):
         setup.engine.run_until_idle()
@@ -310,7 +314,7 @@ def test_longest_prefix_serves_hits_first_but_never_passes_over_the_head() -> No
     setup.engine.run_until_idle()
     for name, prompt in {"head": [1] * 9, "cold": [2] * 9, "warm": PROMPT}.items():
         setup.engine.submit(prompt, request_id=name, max_new_tokens=1)
-    setup.engine.scheduler.max_running = 2
+    setup.engine.scheduler.limits = replace(setup.engine.scheduler.limits, max_running=2)
     setup.engine.step()
     assert [share[0] for share in setup.shares()] == ["head", "warm"]
 
