@@ -19,9 +19,9 @@ import z3
 from freehold.model_check.refute import CONSTANTS, SCOPE, read_state
 from freehold.model_check.smt import Expr, Smt, View
 from freehold.spec import concrete
+from freehold.spec.compiler import symbols as mentioned
 from freehold.spec.language import Law, Property
 from freehold.spec.law import law as the_law
-from freehold.spec.source import symbols as mentioned
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from freehold.model_check.refute import CONSTANTS, SCOPE, Counterexample, read_p
 from freehold.model_check.smt import Env, Expr, Smt, View
 from freehold.model_check.steps import ReadingsDisagree
 from freehold.spec import concrete
+from freehold.spec.compiler import symbols
 from freehold.spec.language import Action, Clause, Law, Operation, Property
-from freehold.spec.source import symbols
 from freehold.spec.terms import Param
 
 PAGE_SIZES = (1, 16)

@@ -23,8 +23,8 @@ from typing import Any
 import z3
 
 from freehold.model_check.smt import Env, Expr, Smt, View
+from freehold.spec.compiler import symbols
 from freehold.spec.language import Action, Law, Operation, Property
-from freehold.spec.source import symbols
 from freehold.spec.terms import IntVar, Param
 
 

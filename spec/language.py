@@ -128,9 +128,12 @@ class Property:
     source: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Law:
-    """One law: its symbols, its actions and operations, and the four lists that instruments report on."""
+    """One law: its symbols, its actions and operations, and the four lists that instruments report on.
+
+    A law is equal to itself alone, so that what is made from it can be remembered.
+    """
 
     name: str
     sorts: list[Sort] = field(default_factory=list)

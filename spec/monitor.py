@@ -15,11 +15,12 @@ from freehold.spec import concrete
 from freehold.spec.arithmetic import ceil_to_page
 from freehold.spec.language import Action, Law
 from freehold.spec.observed import compare
-from freehold.spec.source import COMING_AND_GOING, Compiled
+from freehold.spec.source import Compiled
 from freehold.spec.state import Place
 from freehold.spec.terms import Element, Formula, Quantified, SetOf
 from freehold.spec.trace import Event, Header
 from freehold.spec.verdict import Verdict, describe
+from freehold.spec.writer import COMING_AND_GOING
 
 
 @dataclass(slots=True)

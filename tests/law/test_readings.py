@@ -15,10 +15,14 @@ from law.random_states import LAWS, random_state, random_values
 from freehold.model_check.scopes import Scope
 from freehold.model_check.smt import Env, Smt, View
 from freehold.spec import concrete
-from freehold.spec.language import Clause, Law
-from freehold.spec.source import Compiled, Compiler
+from freehold.spec.absent import without
+from freehold.spec.compiler import Compiler, flatten, symbols
+from freehold.spec.language import Action, Clause, Law
+from freehold.spec.source import Compiled
+from freehold.spec.standing import standing_subject
 from freehold.spec.state import Page, Record, owns
 from freehold.spec.terms import Formula, IntVar, SetOf, exists, forall, lone, no, one
+from freehold.spec.writer import TRACKED
 
 over_each_law = pytest.mark.parametrize(("law", "within"), LAWS.values(), ids=LAWS)
 
@@ -188,6 +192,39 @@ def test_step_invariants_of_touched_elements_are_the_step_invariants(law: Law, w
         outcomes[found is None] += 1
         assert (found in broken) if broken else found is None, (action.name, broken, found)
     assert min(outcomes.values()) > 100, outcomes
+
+
+def _stands(clause: Clause, action: Action) -> bool:
+    return any(standing_subject(t, action.params, TRACKED) is not None for t in flatten(clause.term))
+
+
+def test_what_stands_is_asked_again_when_it_can_have_changed() -> None:
+    """Any events at all, one behind the other: the guard of each agrees with the concrete reading, which forgets."""
+    rng, (full, within) = random.Random(6), LAWS["full"]
+    small = {"page_size": 1, "window": 1}  # so that windows end between the lengths that random states have
+    law, within = without(full, (), small), replace(within, constants={**within.constants, **small})
+    standing = {name: tuple(c for c in a.guard if _stands(c, a)) for name, a in law.actions.items()}
+    lawless = replace(law, actions={n: replace(a, guard=standing[n]) for n, a in law.actions.items()})
+    asked = [a for a in lawless.actions.values() if standing[a.name]]
+    spoken_of = {s for a in asked for c in a.guard for s in symbols(c.term)}
+    moving = [a for a in lawless.actions.values() if spoken_of & {u.of.name for u in a.updates}]
+    outcomes = {(a.name, holds): 0 for a in asked for holds in (True, False)}
+    compiled = compiled_for(lawless, within)
+    for _ in range(200):
+        state = random_state(law, within, rng)
+        compiled.load(state)
+        for action in (rng.choice(asked if rng.random() < 0.5 else moving) for _ in range(25)):
+            env = random_values(action, state, rng)
+            broken = concrete.broken_clause(action.guard, env, state)
+            number = compiled.actions[action.name](*env.values())
+            assert (number == -1) == (broken is None), action.name
+            if broken is None:
+                state = concrete.act(action, env, state)
+            if action.guard:
+                outcomes[action.name, broken is None] += 1
+        assert compiled.state().key() == state.key()
+    assert {"commit", "lend"} <= {name for name, _ in outcomes}
+    assert min(outcomes.values()) > 50, outcomes
 
 
 def walk(law: Law, within: Scope, rng: random.Random, count: int) -> Iterator[concrete.State]:
