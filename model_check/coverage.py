@@ -11,7 +11,7 @@ from freehold.spec.events import EDGES
 from freehold.spec.monitor import Monitor
 from freehold.spec.source import Compiled
 from freehold.spec.state import Place
-from freehold.spec.trace import EVENTS, Event, Header
+from freehold.spec.trace import BLOCKS, EVENTS, Event, Header, single_events
 
 # The law of an engine that has pages and rows, and none of the other pools; how many does not matter.
 LAW = Header(page_size=1, pages=1, rows=1, row_width=1).law()
@@ -38,7 +38,7 @@ SINGLE: Mapping[str, str] = {
     "commit": "write", "publish": "publish_pages", "evict": "evict_page", "open_session": "begin_session",
 }  # fmt: skip
 # `mark` and `observe` are words of the log; everything else moves something.
-MOVES = frozenset(EVENTS) - {"mark", "observe"}
+MOVES = frozenset(EVENTS) - {"mark", "observe"} - BLOCKS.keys()
 
 
 @dataclass(slots=True)
@@ -57,7 +57,14 @@ class Coverage:
     _published: bool = False
 
     def see(self, event: Event, monitor: Monitor) -> None:
-        """Count an event that the monitor is about to take."""
+        """Count an event that the monitor is about to take; a block counts as the events that it means.
+
+        A block holds one event of each record, so that the state before the block tells what each of them does.
+        """
+        for single in single_events(event):
+            self._see_single(single, monitor)
+
+    def _see_single(self, event: Event, monitor: Monitor) -> None:
         self.events[event.name] += 1
         self._see_actions(event, monitor)
         operation = self._operation(event, monitor)

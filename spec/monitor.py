@@ -18,7 +18,7 @@ from freehold.spec.observed import compare
 from freehold.spec.source import Compiled
 from freehold.spec.state import Place
 from freehold.spec.terms import Element, Formula, Quantified, SetOf
-from freehold.spec.trace import Event, Header
+from freehold.spec.trace import BLOCKS, EVENTS, BadTrace, Event, Header, single_event
 from freehold.spec.verdict import Verdict, describe
 from freehold.spec.writer import COMING_AND_GOING
 
@@ -62,6 +62,7 @@ class Monitor:
             "place": self._place,
             "mark": self._mark,
             "observe": self._observe,
+            **dict.fromkeys(BLOCKS, self._block),
         }
 
     def emit(self, name: str, *args: object) -> None:
@@ -88,6 +89,18 @@ class Monitor:
             universe[args[place]] = None
         broken = self.compiled.actions[action](*args)
         return None if broken < 0 else self._broken_clause(event, self.law.actions[action], broken, args)
+
+    def _block(self, event: Event, *columns: Sequence[Any]) -> Verdict | None:
+        """The fold of the block's events; the verdict is that of the single event. Raises BadTrace for uneven lists."""
+        action = BLOCKS[event.name]
+        if action not in self.law.actions:
+            return self._foreign(event)
+        if len({len(column) for column in columns}) > 1:
+            raise BadTrace(f"event {event.number}: the lists {', '.join(EVENTS[event.name])} must have one length")
+        wrong = self.compiled.block(action)(*columns)
+        if wrong < 0:
+            return None
+        return self._single(single_event(event, wrong), action, *(column[wrong] for column in columns))
 
     def _foreign(self, event: Event) -> Verdict:
         """An event of a pool that the engine said it does not have, or of a waiver that is not in force."""

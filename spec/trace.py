@@ -11,6 +11,16 @@ The first line gives the pools: page ids are 1..pages and row ids 1..rows (0 is 
 reports its loans); an engine that has none of one leaves that out, and is held to the law without it. `n` counts from 1
 without a gap. The last line gives the number of events: a log without it was cut off and proves nothing. An event with
 several pages means the fold of its single events, in the order written. Files that end in `.gz` are compressed.
+
+What happens to many records in one step may be written as a *block*, with a list for each argument of the single event:
+
+    {"n": 4, "event": "grow_all", "ks": [3, 4], "as": [71, 18]}
+    {"n": 5, "event": "commit_all", "ks": [3, 4], "cs": [71, 18]}
+    {"n": 6, "event": "lend_all", "os": [8, 9], "ks": [3, 4], "starts": [71, 18], "afters": ["6", "7"]}
+    {"n": 7, "event": "close_all", "os": [6, 7], "hows": ["done", "done"]}
+
+A block means the fold of its single events in order: `extend` without pages, `commit`, `lend`, `loan_close`. The lists
+of one block have one length. It counts as one event of the log.
 """
 
 from __future__ import annotations
@@ -43,11 +53,17 @@ _OWN_FORM: Mapping[str, tuple[str, ...]] = {
     "mark": ("kind",),
     "observe": ("state",),
 }
+# Blocks by name, each with the action whose events it holds; the list of an argument has its name with an s behind it.
+BLOCKS: Mapping[str, str] = {
+    "grow_all": "grow", "commit_all": "commit", "lend_all": "lend", "close_all": "loan_close",
+}  # fmt: skip
 # The arguments of each event in order; a name says its type, the same in every event.
 EVENTS: Mapping[str, tuple[str, ...]] = {
     **{n: tuple(p.name for p in a.params) for n, a in waive(law, WAIVERS).actions.items() if n != "grow"},
     **_OWN_FORM,
+    **{n: tuple(f"{p.name}s" for p in law.actions[a].params) for n, a in BLOCKS.items()},
 }
+_COLUMNS: Mapping[str, str] = {key: key[:-1] for name in BLOCKS for key in EVENTS[name]}
 PLACES = {p.name.lower(): p for p in Place}
 ENDS = {e.name.lower(): e for e in End}
 MARKS = ("step", "quiescent")
@@ -124,6 +140,23 @@ class Event:
         return f"{self.name}({', '.join(shown)})"
 
 
+def single_event(block: Event, index: int) -> Event:
+    """One of the events that a block means; it has the block's number."""
+    values = tuple(column[index] for column in block.args)
+    if BLOCKS[block.name] == "grow":
+        k, a = values
+        return Event(block.number, "extend", (k, [], a))
+    return Event(block.number, BLOCKS[block.name], values)
+
+
+def single_events(event: Event) -> Iterator[Event]:
+    """The events that a block means, in order; an event that is no block means itself."""
+    if event.name not in BLOCKS:
+        yield event
+        return
+    yield from (single_event(event, index) for index in range(len(event.args[0])))
+
+
 def to_ranges(pages: Sequence[int]) -> str:
     """`[5, 6, 7, 12]` as `5-7,12`; the order is kept, as it is the order in the row."""
     parts: list[list[int]] = []
@@ -149,6 +182,8 @@ def from_ranges(text: str, limit: int) -> list[int]:
 
 def _written(key: str, value: Any) -> Any:
     """An argument as JSON has it."""
+    if key in _COLUMNS:
+        return [_written(_COLUMNS[key], x) for x in value]
     return to_ranges(value) if key in _SETS else value.name.lower() if key in ("q", "how") else value
 
 
@@ -259,10 +294,17 @@ def _event(where: str, line: dict[str, Any], header: Header) -> tuple[str, tuple
         raise BadTrace(f"{where}: unknown event {name!r}; known are {', '.join(EVENTS)}")
     if set(line) != set(EVENTS[name]):
         raise BadTrace(f"{where}: {name} takes exactly {', '.join(EVENTS[name])}, got {', '.join(line) or 'nothing'}")
-    return name, tuple(_value(where, key, line[key], header) for key in EVENTS[name])
+    args = tuple(_value(where, key, line[key], header) for key in EVENTS[name])
+    if name in BLOCKS and len({len(column) for column in args}) > 1:
+        raise BadTrace(f"{where}: the lists {', '.join(EVENTS[name])} of a {name} must have one length")
+    return name, args
 
 
 def _value(where: str, key: str, value: Any, header: Header) -> Any:
+    if key in _COLUMNS:
+        if not isinstance(value, list):
+            raise BadTrace(f"{where}: {key} must be a list, one {_COLUMNS[key]} for each event of the block")
+        return [_value(where, _COLUMNS[key], x, header) for x in value]
     if key in _SETS:
         try:
             return from_ranges(value, max(LOANS_AT_ONCE, *header.units.values()) + 1)
