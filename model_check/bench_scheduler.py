@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Microseconds per running request in one all-decode scheduler step: medians, and means, which count page borders."""
+    """Microseconds per running request in one all-decode scheduler step: medians and means."""
 
     kind: str
     running: int

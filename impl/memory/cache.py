@@ -5,8 +5,8 @@ Scheduling touches pages, rows, locks and records through this class only. Read 
 
     admit     claim_state? bind_row adopt_state? lock attach load_state?   a request starts, on whatever the tree has
     extend    evict? evict_peer? acquire pair? extend                      room for the tokens of the next forward step
-    launch    lend                                                         the step is in flight
-    land      loan_close                                                   it has ended, well or not
+    launch    lend_all                                                     the step is in flight
+    land      close_all                                                    it has ended, well or not
     commit    advance_state? commit                                        what it wrote counts
     publish   lock repeer? attach release  publish                         whole written pages go to the tree
     slide     window_drop                                                  halves behind the window go free
@@ -222,9 +222,10 @@ class KvCache:
             else:
                 kv.allocated_tokens += tokens
                 inside.append(kv)
-        if inside and self._listened_to:
-            for kv in inside:
-                self.sink.emit("extend", kv.id, [], kv.allocated_tokens)
+        if len(inside) == 1:
+            self.sink.emit("extend", inside[0].id, [], inside[0].allocated_tokens)
+        elif inside and self._listened_to:
+            self.sink.emit("grow_all", [kv.id for kv in inside], [kv.allocated_tokens for kv in inside])
 
     def launch(self, shares: Sequence[tuple[KvRecord, int]]) -> StepLoan:
         """A forward step sets out that writes the last so many tokens of each record's room, and reads what is before.
@@ -245,16 +246,16 @@ class KvCache:
             pages=Touched(pages),
             halves=Touched(self.pages.halves(pages)),
         )
-        for (record, loan), start in zip(step.loans.items(), starts, strict=True):
-            self.sink.emit("lend", loan, record, start, flights.before(record))
+        if self._listened_to:
+            records, loans = list(step.loans), list(step.loans.values())
+            self.sink.emit("lend_all", loans, records, starts, [flights.before(record) for record in records])
         flights.steps.append(step)
         return step
 
     def land(self, step: StepLoan, how: End) -> None:
         """The first step in flight has ended: what was given back since and waited for it goes to the free units."""
         self.pages.flights.steps.remove(step)
-        for loan in step.loans.values():
-            self.sink.emit("loan_close", loan, how)
+        self.sink.emit("close_all", list(step.loans.values()), [how] * len(step.loans))
         self.pages.full.free(step.pages.waiting())
         self.pages.swa.free(step.halves.waiting())
 
@@ -263,9 +264,10 @@ class KvCache:
         for kv, tokens in written:
             self.states.advance(kv, tokens)
             kv.committed_tokens = tokens
-        if written and self._listened_to:
-            for kv, tokens in written:
-                self.sink.emit("commit", kv.id, tokens)
+        if len(written) == 1:
+            self.sink.emit("commit", written[0][0].id, written[0][1])
+        elif written and self._listened_to:
+            self.sink.emit("commit_all", [kv.id for kv, _ in written], [tokens for _, tokens in written])
 
     def slide(self, kv: KvRecord) -> None:
         """The halves of private pages that the window of the next token has left go to the free swa pages."""
