@@ -166,6 +166,12 @@ class Containment:
             self._wait_steps = _LONGEST_WAIT_STEPS
             _log.exception("a breach could not be contained; the next try is in %d steps", self._wait_steps)
 
+    def stopped(self, error: RuleBroken) -> None:
+        """A guard of the engine itself broke a step off: that is a breach too, if the monitor saw none before."""
+        if self.breach is None:
+            text = str(error)
+            self._broken(Verdict("guard", text, self.count, "a step of the engine", "order", "the engine", ()))
+
     # A breach ---------------------------------------------------------------------------------------------------------
 
     def _broken(self, verdict: Verdict) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
+from freehold.impl.containment import Containment, Policy, Withholds
+from freehold.impl.damage import Damage
 from freehold.impl.memory import session_moves
 from freehold.impl.memory.cache import KvCache
 from freehold.impl.memory.events import EventSink
@@ -28,9 +30,10 @@ from freehold.impl.scheduling.policy import (
     youngest,
 )
 from freehold.impl.scheduling.ports import Clock, Executor, Sampling
+from freehold.impl.scheduling.recovery import end_everybody, end_now
 from freehold.impl.scheduling.request import Request, StepOutput
 from freehold.impl.scheduling.scheduler import Scheduler
-from freehold.spec.errors import InvalidInput
+from freehold.spec.errors import InvalidInput, RuleBroken
 from freehold.spec.trace import Header
 
 POLICIES: dict[str, Callable[[], AdmissionPolicy]] = {
@@ -148,7 +151,10 @@ class EngineConfig:
 
 
 class Engine:
-    """Generates tokens for many requests at once."""
+    """Generates tokens for many requests at once.
+
+    after_step: called with the cache after each step, for debugging aids that look at what is free then.
+    """
 
     def __init__(
         self,
@@ -157,9 +163,16 @@ class Engine:
         *,
         clock: Clock | None = None,
         sink: EventSink | None = None,
+        containment: Containment | None = None,
     ) -> None:
-        """`make_executor` gets the tables of the memory and returns what reads them."""
+        """`make_executor` gets the tables of the memory and returns what reads them.
+
+        sink: hears of every event. containment: what follows when a rule is broken; where it is not (a part of) the
+        sink, it hears of nothing.
+        """
         self.config = config
+        self.containment = containment
+        self.after_step: Callable[[KvCache], None] | None = None
         self.cache = KvCache(config.geometry, sink)
         self.scheduler = Scheduler(
             self.cache,
@@ -212,8 +225,42 @@ class Engine:
         self.scheduler.abort(request_id)
 
     def step(self) -> list[StepOutput]:
-        """One scheduler step: at most one forward pass."""
-        return self.scheduler.step()
+        """One scheduler step: at most one forward pass.
+
+        Raises RuleBroken when a rule of the law was broken, unless the containment lives with that.
+        """
+        outputs = self._contained_step(self.containment) if self.containment else self.scheduler.step()
+        if self.after_step:
+            self.after_step(self.cache)
+        return outputs
+
+    def _contained_step(self, contained: Containment) -> list[StepOutput]:
+        try:
+            outputs = self.scheduler.step()
+        except RuleBroken as error:
+            if contained.policy is Policy.RAISE:
+                raise
+            contained.stopped(error)
+            outputs = end_everybody(self.scheduler, error)
+        contained.settle(self.scheduler, self._pools(), lambda damage: outputs.extend(self._end_damaged(damage)))
+        return outputs
+
+    def _pools(self) -> dict[str, Withholds]:
+        cache = self.cache
+        return {"full": cache.pages.full, "swa": cache.pages.swa, "state": cache.states.pool, "row": cache.rows}
+
+    def _end_damaged(self, damage: Damage) -> list[StepOutput]:
+        """Whose KV can't be trusted ends with an error; sessions lose their KV, and the tree what is unlocked."""
+        error = RuleBroken("a rule of KV ownership was broken, and this request's KV can't be trusted: ask again")
+        live = [request for name in damage.requests if (request := self.scheduler.queues.find(name))]
+        outputs = [end_now(self.scheduler, request, error) for request in live]
+        for name in damage.sessions:
+            slot = self.cache.sessions.find(name)
+            if slot.kv:
+                self.cache.release(slot)
+        if damage.tree:
+            self.cache.drop_unlocked()
+        return outputs
 
     @property
     def busy(self) -> bool:

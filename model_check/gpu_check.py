@@ -46,8 +46,8 @@ def engine_tokens_agree() -> bool:
         config = EngineConfig(page_size=16, num_pages=64, max_context_tokens=256, max_running=8, chunk_tokens=32)
         engine = Engine(
             config,
-            lambda table, model=loaded.model, device=device: ModelRunner(  # type: ignore[misc]
-                model, table, num_pages=65, page_size=16, device=device
+            lambda tables, model=loaded.model, device=device: ModelRunner(  # type: ignore[misc]
+                model, tables, page_size=16, device=device
             ),
         )
         prompts = [loaded.tokenizer(p, add_special_tokens=False)["input_ids"] for p in PROMPTS]

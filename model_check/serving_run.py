@@ -129,11 +129,10 @@ class _Run:
             page_size=4, num_pages=34, max_context_tokens=128, max_running=6, chunk_tokens=48, policy="first_come"
         )
         self.stops = sorted(loaded.eos_token_ids)
-        pages, rows = self.config.num_pages, self.config.geometry.num_rows
-        self.watch = Watch(Header(self.config.page_size, pages, rows, self.config.max_context_tokens))
+        self.watch = Watch(self.config.header)
         self.engine = Engine(
             self.config,
-            lambda table: ModelRunner(loaded.model, table, num_pages=pages + 1, page_size=self.config.page_size),
+            lambda tables: ModelRunner(loaded.model, tables, page_size=self.config.page_size),
             sink=self.watch,
         )
         self.steps = 0

@@ -102,6 +102,10 @@ class ModelRunner:
         self._last_tokens[step.sample_rows] = tokens
         return tokens
 
+    def last_token(self, row: int) -> int:
+        """The token that was sampled last for a row: what `PENDING` stands for in the next step."""
+        return int(self._last_tokens[row])
+
     @torch.inference_mode()
     def logits(self, step: ForwardStep) -> Tensor:
         """Run the model over one step; returns `[samples, vocabulary]`, the logits that are wanted."""

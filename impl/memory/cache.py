@@ -164,13 +164,21 @@ class KvCache:
                 f"evicted, {swa.free_pages} swa pages are free"
             )
         while (missing := count - full.free_pages) > 0 and self.tree.unlocked_pages:
-            for pages in self.tree.evict(missing):
-                self.states.evict_all(pages)
-                self.pages.give_back(pages)
-                self._tell("evict", pages)
+            self._evict(missing)
         if self.pages.windowed and count > swa.free_pages:
             self._bury(count - swa.free_pages)
         return self.pages.alloc(count)
+
+    def drop_unlocked(self) -> None:
+        """All that nobody locks leaves the tree."""
+        self._evict(self.tree.unlocked_pages)
+
+    def _evict(self, count: int) -> None:
+        """Up to so many pages go from the tree to the free stack, with their halves and checkpoints."""
+        for pages in self.tree.evict(count):
+            self.states.evict_all(pages)
+            self.pages.give_back(pages)
+            self._tell("evict", pages)
 
     def _bury(self, count: int) -> None:
         """So many pages of the tree lose their half and stay as tombstones."""

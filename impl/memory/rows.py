@@ -20,12 +20,14 @@ class RowPool:
     [i * page_size, (i + 1) * page_size); 0 means none. Row 0 is padding and maps nothing. An executor on a GPU uploads
     the rows of its batch, so that this table is the only one that anybody writes.
     bound: the record of each row that is not free.
+    withheld: rows under quarantine, which are given to nobody.
     """
 
     def __init__(self, num_rows: int, row_pages: int) -> None:
         self.page_table = torch.zeros((num_rows + 1, row_pages), dtype=torch.int32)
         self.free_rows = list(range(num_rows, 0, -1))
         self.bound: dict[int, KvRecord] = {}
+        self.withheld: set[int] = set()
         self._table: NDArray[np.int32] = self.page_table.numpy()  # same memory
 
     def bind(self, record_id: int) -> KvRecord:
@@ -39,7 +41,13 @@ class RowPool:
     def unbind(self, kv: KvRecord) -> None:
         """The record's row, empty by now, goes to the free rows."""
         del self.bound[kv.row]
-        self.free_rows.append(kv.row)
+        if kv.row not in self.withheld:
+            self.free_rows.append(kv.row)
+
+    def withhold(self, rows: set[int]) -> None:
+        """Nobody gets these rows any more: free ones leave now, others when they are given back."""
+        self.withheld |= rows
+        self.free_rows = [row for row in self.free_rows if row not in self.withheld]
 
     def entries(self, row: int, first: int, last: int) -> Pages:
         """A copy of the entries [first, last) of the row."""

@@ -284,7 +284,7 @@ class Scheduler:
         failure.__cause__ = error
         records = {id(kv) for _, kv, _ in step.shares}
         hit = [request for request in self.queues.holders() if id(request.kv) in records]
-        return [self._abandon(request, FinishReason.ERROR, failure) for request in hit]
+        return [self.abandon(request, FinishReason.ERROR, failure) for request in hit]
 
     def _settle(self, request: Request, kv: KvRecord) -> None:
         """What the step computed is written. A chunk is published; its request parks, or runs if it was the last."""
@@ -329,7 +329,7 @@ class Scheduler:
             self.cache.release(request)
         self._leave(request, reason)
 
-    def _abandon(self, request: Request, reason: FinishReason, error: FreeholdError | None = None) -> StepOutput:
+    def abandon(self, request: Request, reason: FinishReason, error: FreeholdError | None = None) -> StepOutput:
         """The request ends unfinished: what it wrote goes back, what its session had saved before goes to the slot."""
         request.error = error
         if request.session:
@@ -353,11 +353,11 @@ class Scheduler:
     def _end_early(self) -> list[StepOutput]:
         """Whoever was aborted or ran out of time ends, and every session that nobody used for too long."""
         asked, self._aborts = self._aborts, []
-        outputs = [self._abandon(r, FinishReason.ABORT) for name in asked if (r := self.queues.find(name))]
+        outputs = [self.abandon(r, FinishReason.ABORT) for name in asked if (r := self.queues.find(name))]
         if self.limits.timeouts:
             now = self.clock.now()
             late = [request for request in self.queues.all() if self.limits.is_late(request, now)]
-            outputs += [self._abandon(request, FinishReason.TIMEOUT) for request in late]
+            outputs += [self.abandon(request, FinishReason.TIMEOUT) for request in late]
             for slot in [slot for slot in self.cache.sessions.slots.values() if self.limits.is_idle(slot, now)]:
                 session_moves.close_session(self.cache, slot)
         return outputs

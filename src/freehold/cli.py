@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from freehold import __version__, bug_commands, instruments, law_commands
 from freehold.extras import import_extra
-from freehold.impl.serving.choices import Device, Dtype, Policy
+from freehold.impl.serving.choices import Device, Dtype, KvCheck, OnBreach, Policy, Retraction
 from freehold.spec.errors import FreeholdError
 
 EXIT_CODES = "Exit codes: 0 holds, 1 a rule is broken, 2 invalid input, 3 unsupported here."
@@ -58,6 +58,21 @@ ContextOption = Annotated[
     int, typer.Option("--max-context-tokens", help="Longest prompt and output together; the model may lower it.")
 ]
 ChunkOption = Annotated[int, typer.Option("--chunk-tokens", help="Prefill tokens in one step.")]
+OverlapOption = Annotated[
+    bool, typer.Option("--overlap/--disable-overlap", help="Plan the next step while the forward pass runs.")
+]
+BreachOption = Annotated[
+    OnBreach, typer.Option("--on-breach", help="What follows a broken rule of the law; off has no monitor.")
+]
+DumpOption = Annotated[
+    Path | None, typer.Option("--dump-directory", help="Where `--on-breach dump` writes the last events.")
+]
+KvCheckOption = Annotated[
+    KvCheck, typer.Option("--kv-check", help="Verify marks in each slot, or fill free pages with NaN.")
+]
+SwaPagesOption = Annotated[
+    int | None, typer.Option("--num-swa-pages", help="Pages for sliding-window layers; default: what running needs.")
+]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", help="Write the event log here, for `freehold check`; .gz compresses it.")
 ]
@@ -120,6 +135,11 @@ def generate(
     num_pages: NumPagesOption = None,
     max_context_tokens: ContextOption = 2048,
     chunk_tokens: ChunkOption = 512,
+    num_swa_pages: SwaPagesOption = None,
+    overlap: OverlapOption = True,
+    on_breach: BreachOption = "off",
+    dump_directory: DumpOption = None,
+    kv_check: KvCheckOption = "off",
     trace: TraceOption = None,
 ) -> None:
     """Generate text, shown as it comes."""
@@ -134,6 +154,11 @@ def generate(
         max_running=1,
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
+        num_swa_pages=num_swa_pages,
+        overlap=overlap,
+        on_breach=on_breach,
+        dump_directory=dump_directory,
+        kv_check=kv_check,
         trace=trace,
     )
     question = console.Question(
@@ -169,6 +194,23 @@ def serve(
     max_context_tokens: ContextOption = 2048,
     chunk_tokens: ChunkOption = 512,
     policy: Annotated[Policy, typer.Option("--policy", help="Who is admitted first.")] = "first_come",
+    retraction: Annotated[
+        Retraction, typer.Option("--retraction", help="Who gives way first when pages run out.")
+    ] = "youngest",
+    num_swa_pages: SwaPagesOption = None,
+    overlap: OverlapOption = True,
+    waiting_timeout_s: Annotated[
+        float | None, typer.Option("--request-waiting-timeout", help="Seconds until the first token may be computed.")
+    ] = None,
+    running_timeout_s: Annotated[
+        float | None, typer.Option("--request-running-timeout", help="Seconds that a request may take in all.")
+    ] = None,
+    session_timeout_s: Annotated[
+        float | None, typer.Option("--session-timeout", help="Seconds that a session may idle.")
+    ] = None,
+    on_breach: BreachOption = "off",
+    dump_directory: DumpOption = None,
+    kv_check: KvCheckOption = "off",
     trace: TraceOption = None,
     grace_s: Annotated[
         float, typer.Option("--shutdown-timeout", min=0.0, help="Seconds that answers under way may take at the end.")
@@ -187,6 +229,15 @@ def serve(
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
         policy=policy,
+        retraction=retraction,
+        num_swa_pages=num_swa_pages,
+        overlap=overlap,
+        waiting_timeout_s=waiting_timeout_s,
+        running_timeout_s=running_timeout_s,
+        session_timeout_s=session_timeout_s,
+        on_breach=on_breach,
+        dump_directory=dump_directory,
+        kv_check=kv_check,
         trace=trace,
     )
     with exit_on_sigterm(0), server.bind(host, port) as bound, assembly.load_engine(options) as loaded:
