@@ -108,11 +108,11 @@ class KvCache:
             self.release(slot)
         return True
 
-    def make_room_for_state(self, match: Match | None, sparing_slot: SessionSlot | None) -> bool:
+    def make_room_for_state(self, match: Match) -> bool:
         """The same for one slot of recurrent state; the checkpoint with which `match` ends stays."""
-        spared = int(match.pages()[-1]) if match and match.matched_tokens else None
+        spared = int(match.pages()[-1]) if match.matched_tokens else None
         while not self.states.make_room(spared):
-            slot = self.sessions.idlest(sparing_slot)
+            slot = self.sessions.idlest(None)
             if slot is None:
                 return False
             self.release(slot)

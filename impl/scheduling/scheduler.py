@@ -24,6 +24,7 @@ from freehold.impl.memory import session_moves
 from freehold.impl.memory.cache import KvCache, Need
 from freehold.impl.memory.flights import StepLoan
 from freehold.impl.memory.record import KvRecord, record_of
+from freehold.impl.memory.tree_node import Match
 from freehold.impl.scheduling.batch import Plan, forward_batch
 from freehold.impl.scheduling.flight import Landed
 from freehold.impl.scheduling.limits import Limits
@@ -221,23 +222,33 @@ class Scheduler:
         if saved:
             match, start = None, cache.usable_tokens(record_of(saved), request.kept_tokens)
         else:
-            match = cache.match(request.tokens(0, request.length_tokens - 1))
+            match = self._match(request)
             start = match.matched_tokens
         chunk = self._chunk(request, start, budget)
         need = new_pages(start, start + chunk, cache.page_size)
         ahead = [*reserved, self.pressure.between(start + chunk, request)] if reserved else []
         wanted = Need(need + sum(each.pages for each in ahead), need + sum(each.halves for each in ahead))
         if not cache.make_room(wanted, sparing_match=match, sparing_slot=slot):
-            return 0
+            if not saved or self.queues.count_holders():
+                return 0
+            cache.release(saved)  # it rewinds, and alone in the pool even what it leaves behind is in its way
+            return self._start(request, budget, reserved)
         if saved:
             kv = session_moves.resume(cache, saved, request.kept_tokens)
-        elif match and (not cache.states.used or cache.make_room_for_state(match, slot)):
+        elif match and (not cache.states.used or cache.make_room_for_state(match)):
             kv = cache.admit(request, match)
         else:
             return 0
         self.queues.move(request, Place.PREFILL)
         cache.extend([(kv, chunk)])
         return chunk
+
+    def _match(self, request: Request) -> Match:
+        """What the tree has for the request; nothing where its checkpoint takes the only slot that it could have."""
+        match = self.cache.match(request.tokens(0, request.length_tokens - 1))
+        if self.cache.states.used and match.matched_tokens and not self.cache.make_room_for_state(match):
+            return self.cache.match(request.tokens(0, 0))
+        return match
 
     # Launch and land --------------------------------------------------------------------------------------------------
 
