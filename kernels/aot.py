@@ -41,7 +41,8 @@ class AotVariant:
     """A `triton.jit` function."""
     types: Mapping[str, str]
     """Triton's type of each argument that isn't a constant: "*bf16", "i32", ..."""
-    constants: Mapping[str, int | str]
+    constants: Mapping[str, int | str | None]
+    """None for a pointer that the launch leaves out."""
     num_warps: int
     num_stages: int = 3
     aligned: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ Stage 1, `decode_split_kernel`, grid (request, KV head x head block, split): all
 one tile, so that K and V are read once for the group; the program walks `split_tokens` tokens with an online
 softmax in base 2 and leaves a normalised partial output and its log2-sum-exp, both float32.
 Stage 2, `decode_merge_kernel`, grid (request, head): weighs the partial outputs by exp2(lse - max), 16 at a
-time.
+time, and counts the head's sink, if there are sinks, as one weight more that has no value.
 
 Why the loop of stage 1 is written so:
 * The page ids of the *next* tile are loaded in the body and carried to the next iteration. Were they loaded
@@ -26,6 +26,10 @@ would give other bits in other company. Each split that runs has at least one to
 running maximum is finite from the first tile on and no -inf - (-inf) can arise; splits past the length return
 at once (the grid follows the page table's width, so a captured graph replays), and stage 2 reads only the
 splits that ran.
+
+Why splits are counted from the window's first token: a request then has as many as the window needs, whatever
+its length, and no tile is cut by the window's begin, so nothing is masked there. A request's bits still depend
+on its own length alone.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ import triton.language as tl
 
 from .arguments import check_paged_decode
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 BLOCK_SPLITS = 16
 """Partial outputs stage 2 reads at once. One at a time, a long request would wait for memory once a split."""
@@ -85,6 +89,7 @@ def decode_split_kernel(
     PAGE_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -95,6 +100,8 @@ def decode_split_kernel(
     split = tl.program_id(2)
     seq_tokens = tl.load(seq_tokens_ptr + request)
     begin = split * SPLIT_TOKENS
+    if WINDOW > 0:
+        begin += tl.maximum(seq_tokens - WINDOW, 0)
     if begin >= seq_tokens:
         return
     end = tl.minimum(begin + SPLIT_TOKENS, seq_tokens)
@@ -144,19 +151,27 @@ def decode_merge_kernel(
     partial_ptr: tl.tensor,  # [b, heads, splits, HEAD_DIM] float32
     lse_ptr: tl.tensor,  # [b, heads, splits] float32, log2
     seq_tokens_ptr: tl.tensor,  # [b] int32
+    sinks_ptr: tl.tensor,  # [heads] float32, or None
     out_ptr: tl.tensor,  # [b, heads, HEAD_DIM]
     splits: tl.tensor,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ) -> None:
     request = tl.program_id(0).to(tl.int64)
     place = request * tl.num_programs(1) + tl.program_id(1)
-    used = tl.cdiv(tl.load(seq_tokens_ptr + request), SPLIT_TOKENS)
+    tokens = tl.load(seq_tokens_ptr + request)
+    if WINDOW > 0:
+        tokens = tl.minimum(tokens, WINDOW)
+    used = tl.cdiv(tokens, SPLIT_TOKENS)
     dim = tl.arange(0, BLOCK_DIM)
     running_max = -float("inf")
     running_sum = 0.0
+    if sinks_ptr is not None:
+        running_max = tl.load(sinks_ptr + tl.program_id(1)) * LOG2_E
+        running_sum = 1.0
     acc = tl.zeros([BLOCK_DIM], tl.float32)
     for start in range(0, used, BLOCK_SPLITS):
         split = start + tl.arange(0, BLOCK_SPLITS)
@@ -182,17 +197,23 @@ def paged_decode(
     page_table: torch.Tensor,
     seq_tokens: torch.Tensor,
     scale: float,
+    *,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `freehold.kernels.reference.paged_decode`; pages and lengths are not looked at on the host.
 
-    Scratch memory and empty programs grow with max_pages, so pass a table no wider than the batch (or the
-    captured graph) needs: scratch is b * heads * ceil(max_pages * page_size / 512) * (head_dim + 1) float32.
+    Scratch memory and empty programs grow with max_pages up to the window, so without one pass a table no wider than
+    the batch (or the captured graph) needs: scratch is b * heads * ceil(n / 512) * (head_dim + 1) float32 for n =
+    max_pages * page_size, at most the window.
 
     Raises:
         BadArgument: a shape, dtype, device or layout doesn't fit.
     """
-    tuning = default_tuning(query.dtype, query.shape[2])
-    return paged_decode_tuned(query, k_cache, v_cache, page_table, seq_tokens, scale, tuning)
+    tuning = default_tuning(query.dtype, query.shape[-1])
+    return paged_decode_tuned(
+        query, k_cache, v_cache, page_table, seq_tokens, scale, tuning, window=window, sinks=sinks
+    )
 
 
 def paged_decode_tuned(
@@ -203,18 +224,22 @@ def paged_decode_tuned(
     seq_tokens: torch.Tensor,
     scale: float,
     tuning: DecodeTuning,
+    *,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`paged_decode` with the cut of the work given by `tuning`, for measurements."""
-    check_paged_decode(query, k_cache, v_cache, page_table, seq_tokens)
+    check_paged_decode(query, k_cache, v_cache, page_table, seq_tokens, window, sinks)
     batch, heads, head_dim = query.shape
     page_size = k_cache.shape[1]
-    splits = max(1, triton.cdiv(page_table.shape[1] * page_size, tuning.split_tokens))
+    most_tokens = page_table.shape[1] * page_size
+    splits = max(1, triton.cdiv(min(most_tokens, window) if window else most_tokens, tuning.split_tokens))
     out = torch.empty(batch, heads, head_dim, dtype=query.dtype, device=query.device)
     if batch == 0:
         return out
     partial = torch.empty(batch, heads, splits, head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(batch, heads, splits, dtype=torch.float32, device=query.device)
-    constants = split_constants(heads, k_cache, tuning)
+    constants = split_constants(heads, k_cache, window, tuning)
     head_blocks = triton.cdiv(constants["GROUP"], constants["BLOCK_HEADS"])
     decode_split_kernel[(batch, constants["KV_HEADS"] * head_blocks, splits)](
         query,
@@ -226,7 +251,7 @@ def paged_decode_tuned(
         lse,
         query.stride(0),
         page_table.stride(0),
-        scale * LOG2_E,
+        scale * LOG2_E.value,
         **constants,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
@@ -235,15 +260,16 @@ def paged_decode_tuned(
         partial,
         lse,
         seq_tokens,
+        sinks,
         out,
         splits,
-        **merge_constants(head_dim, tuning),
+        **merge_constants(head_dim, window, tuning),
         num_warps=MERGE_WARPS,
     )
     return out
 
 
-def split_constants(heads: int, cache: torch.Tensor, tuning: DecodeTuning) -> dict[str, Any]:
+def split_constants(heads: int, cache: torch.Tensor, window: int, tuning: DecodeTuning) -> dict[str, Any]:
     """Compile-time constants of `decode_split_kernel` for a cache and a query with `heads` heads.
 
     A tile has at least 16 heads, the fewest that tensor cores take, and no more than registers hold; a larger
@@ -259,17 +285,19 @@ def split_constants(heads: int, cache: torch.Tensor, tuning: DecodeTuning) -> di
         "PAGE_SIZE": page_size,
         "BLOCK_HEADS": min(most_heads, max(16, triton.next_power_of_2(group))),
         "BLOCK_DIM": max(16, triton.next_power_of_2(head_dim)),
+        "WINDOW": window,
         "SPLIT_TOKENS": tuning.split_tokens,
         "TILE_TOKENS": tuning.tile_tokens,
         "PRECISION": "ieee" if cache.dtype == torch.float32 else "tf32",
     }
 
 
-def merge_constants(head_dim: int, tuning: DecodeTuning) -> dict[str, Any]:
+def merge_constants(head_dim: int, window: int, tuning: DecodeTuning) -> dict[str, Any]:
     """Compile-time constants of `decode_merge_kernel`."""
     return {
         "HEAD_DIM": head_dim,
         "BLOCK_DIM": max(16, triton.next_power_of_2(head_dim)),
+        "WINDOW": window,
         "SPLIT_TOKENS": tuning.split_tokens,
         "BLOCK_SPLITS": BLOCK_SPLITS,
     }

@@ -18,11 +18,14 @@ from freehold.kernels import aot_catalogue
 from freehold.kernels.aot import AotBudget, AotVariant, compile_variant, violations, wait_depth
 from freehold.kernels.paged_decode_triton import default_tuning
 
-CATALOGUE = list(aot_catalogue.catalogue())
+CATALOGUE = [
+    pytest.param(variant, budget, arch, id=f"{variant.name}-{arch}")
+    for arch in aot_catalogue.ARCHITECTURES
+    for variant, budget in aot_catalogue.catalogue(arch)
+]
 
 
-@pytest.mark.parametrize("arch", aot_catalogue.ARCHITECTURES)
-@pytest.mark.parametrize(("variant", "budget"), CATALOGUE, ids=[variant.name for variant, _ in CATALOGUE])
+@pytest.mark.parametrize(("variant", "budget", "arch"), CATALOGUE)
 def test_variant_keeps_to_its_budget(variant, budget, arch):
     report = compile_variant(variant, arch)
     assert violations(report, budget) == []
@@ -76,10 +79,27 @@ def test_16_bit_decode_uses_tensor_cores():
     assert report.matrix_unit == "mma.sync"
 
 
+def test_16_bit_extend_uses_the_tensor_cores_of_its_architecture():
+    for arch, unit in ((80, "mma.sync"), (90, "wgmma")):
+        variant = aot_catalogue.extend_variant(torch.bfloat16, 128, 64, arch)
+        assert compile_variant(variant, arch).matrix_unit == unit
+
+
+def test_only_the_edges_of_a_window_compare_positions():
+    """The loop over KV is there three times with a window, twice without; the middle one selects no scores."""
+    for window, masks in ((0, [False, True]), (1024, [True, False, True])):
+        variant = aot_catalogue.extend_variant(torch.bfloat16, 128, 16, 90, window=window, sinks=window > 0)
+        loops = compile_variant(variant, 90).ttir.split("scf.for ")[1:]
+        assert ["arith.select" in loop.split("scf.yield")[0] for loop in loops] == masks
+
+
 def test_offsets_into_the_caches_are_64_bit():
     split = compile_variant(aot_catalogue.split_variant(torch.bfloat16, 128, 16, kv_heads=7), 90)
     products = re.findall(r"arith\.muli .* : tensor<64(?:x1)?x(i\d+)>", split.ttir)
     assert products == ["i64", "i64", "i64"]  # page * page size, slot * heads, row * head_dim
+    extend = compile_variant(aot_catalogue.extend_variant(torch.bfloat16, 128, 16, 90, kv_heads=7), 90)
+    products = re.findall(r"arith\.muli .* : tensor<64(?:x1)?x(i\d+)>", extend.ttir)
+    assert products == 2 * ["i64", "i64", "i64"]  # the same, once a loop
     write = compile_variant(aot_catalogue.write_variant(torch.bfloat16, 1024), 90)
     products = re.findall(r"arith\.muli .* : tensor<\S*?x(i\d+)>", write.ttir)
     assert products == ["i64", "i64", "i64"]  # row * stride of key and of value, slot * row length

@@ -7,18 +7,26 @@ from dataclasses import replace
 import pytest
 import torch
 
-from freehold.kernels import BadArgument, paged_decode, write_kv
-from freehold.kernels.cases import DecodeCase, WriteCase, decode_inputs, write_inputs
+from freehold.kernels import BadArgument, paged_decode, paged_extend, write_kv
+from freehold.kernels.cases import DecodeCase, ExtendCase, WriteCase, decode_inputs, extend_inputs, write_inputs
 
 
 def _decode(**changes):
-    case = DecodeCase(page_size=4, kv_heads=2, group=3, head_dim=64, seq_tokens=(5, 9))
+    case = DecodeCase(page_size=4, kv_heads=2, group=3, head_dim=64, seq_tokens=(5, 9), window=3, sinks=True)
     inputs = decode_inputs(case, seed=0)
     return replace(inputs, **{name: change(getattr(inputs, name)) for name, change in changes.items()})
 
 
+def _extend(**changes):
+    case = ExtendCase(
+        page_size=4, kv_heads=2, group=3, head_dim=64, extend_tokens=(2, 5), seq_tokens=(5, 9), window=3, sinks=True
+    )
+    inputs = extend_inputs(case, seed=0)
+    return replace(inputs, **{name: change(getattr(inputs, name)) for name, change in changes.items()})
+
+
 def _write(**changes):
-    inputs = write_inputs(WriteCase(n=6, page_size=4, kv_heads=2, head_dim=64), seed=0)
+    inputs = write_inputs(WriteCase(n=6, page_size=4, kv_heads=2, head_dim=64, peers=True), seed=0)
     return replace(inputs, **{name: change(getattr(inputs, name)) for name, change in changes.items()})
 
 
@@ -45,11 +53,44 @@ def _both(change):
         ({"seq_tokens": lambda tokens: tokens.long()}, "int32"),
         ({"seq_tokens": lambda tokens: tokens[:1]}, r"\[2\]"),
         ({"seq_tokens": lambda tokens: tokens.to("meta")}, "meta"),
+        ({"query": lambda query: query[:, :0]}, "multiple of 2"),
+        ({"window": lambda window: -1}, "window -1"),
+        ({"window": lambda window: 2**31}, "window 2147483648"),
+        ({"sinks": lambda sinks: sinks[:2]}, r"float32 \[6\]"),
+        ({"sinks": lambda sinks: sinks.half()}, "float16"),
+        ({"sinks": lambda sinks: torch.stack([sinks, sinks], 1)[:, 0]}, "dense"),
+        ({"sinks": lambda sinks: sinks.to("meta")}, "meta"),
     ],
 )
 def test_decode_refuses(changes, word):
+    inputs = _decode(**changes)
     with pytest.raises(BadArgument, match=word):
-        paged_decode(*_decode(**changes).arguments())
+        paged_decode(*inputs.arguments(), **inputs.options())
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        (_both(lambda cache: cache[:, :3].contiguous()), "power of two"),
+        (_both(lambda cache: cache[:, ::2]), "contiguous"),
+        ({"query": lambda query: query[:, :5]}, r"\[tokens, heads, 64\], heads a multiple of 2"),
+        ({"query": lambda query: query.half()}, "cast the query"),
+        ({"query": lambda query: query.transpose(1, 2).contiguous().transpose(1, 2)}, "dense inside a row"),
+        ({"page_table": lambda table: table[:1]}, r"\[2, max_pages\]"),
+        ({"query_start": lambda starts: starts[:2]}, r"query_start must be a dense int32 \[3\]"),
+        ({"query_start": lambda starts: starts.long()}, "query_start .*int64"),
+        ({"query_start": lambda starts: starts.to("meta")}, "meta"),
+        ({"seq_tokens": lambda tokens: tokens.long()}, "seq_tokens .*int64"),
+        ({"seq_tokens": lambda tokens: tokens[0]}, r"seq_tokens|page_table"),
+        ({"window": lambda window: -1}, "window -1"),
+        ({"sinks": lambda sinks: sinks.double()}, "float64"),
+        ({"sinks": lambda sinks: sinks.to("meta")}, "meta"),
+    ],
+)
+def test_extend_refuses(changes, word):
+    inputs = _extend(**changes)
+    with pytest.raises(BadArgument, match=word):
+        paged_extend(*inputs.arguments(), **inputs.options())
 
 
 @pytest.mark.parametrize(
@@ -64,13 +105,20 @@ def test_decode_refuses(changes, word):
         ({"key": lambda key: key.transpose(1, 2).contiguous().transpose(1, 2)}, "dense inside a row"),
         ({"key": lambda key: key.to("meta")}, "meta"),
         (_both(lambda cache: cache.flatten(0, 1)), "num_pages"),
+        ({"peers": lambda peers: peers.long()}, "peers must be a dense int32"),
+        ({"peers": lambda peers: peers[::2]}, "peers must be a dense int32"),
+        ({"peers": lambda peers: peers[None]}, "peers must be a dense int32"),
+        ({"peers": lambda peers: peers.to("meta")}, "meta"),
     ],
 )
 def test_write_refuses(changes, word):
+    inputs = _write(**changes)
     with pytest.raises(BadArgument, match=word):
-        write_kv(*_write(**changes).arguments())
+        write_kv(*inputs.arguments(), peers=inputs.peers)
 
 
 def test_what_is_not_changed_is_accepted():
-    write_kv(*_write().arguments())
-    assert paged_decode(*_decode().arguments()).shape == (2, 6, 64)
+    write, decode, extend = _write(), _decode(), _extend()
+    write_kv(*write.arguments(), peers=write.peers)
+    assert paged_decode(*decode.arguments(), **decode.options()).shape == (2, 6, 64)
+    assert paged_extend(*extend.arguments(), **extend.options()).shape == (7, 6, 64)
