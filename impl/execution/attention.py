@@ -109,6 +109,11 @@ def paged_attention(
             f"layer {layer} attends with sliding_window {sliding_window}, but the model's configuration says that it "
             f"looks back on {cache.window_tokens or 'all'} tokens"
         )
+    if not key.shape[1::2] == value.shape[1::2] == cache.keys.shape[2:]:
+        raise Unsupported(
+            f"layer {layer} has keys of [heads, head_dim] {tuple(key.shape[1::2])} and values of "
+            f"{tuple(value.shape[1::2])}; the caches of this model hold {tuple(cache.keys.shape[2:])} of both"
+        )
     paged_step.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), cache, pool.write_slots)
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
     outputs = [segment.attend(query[:, :, segment.start : segment.stop], cache, scoring) for segment in pool.segments]

@@ -68,7 +68,9 @@ def model_shape(config: Any) -> ModelShape:
         raise Unsupported(f"{text.model_type}: layers that share the keys of others are not served")
     if getattr(text, "use_bidirectional_attention", None):
         raise Unsupported(f"{text.model_type}: attention to later tokens is not served; use a causal model")
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", None)
+    if heads is None:
+        raise Unsupported(f"{text.model_type} names no attention heads: a model without attention is not served")
     return ModelShape(
         layers=tuple(_layer(text, kind) for kind in _kinds(text)),
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,

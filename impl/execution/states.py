@@ -24,16 +24,6 @@ class LayerState:
     recurrent: dict[int, Tensor]
 
 
-class SlotCache(DynamicCache):  # type: ignore[misc]
-    """transformers' cache over one slot. Keys and values pass through: paged attention keeps those."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """The new keys and values as they are."""
-        return key_states, value_states
-
-
 @dataclass(frozen=True, slots=True)
 class StateStorage:
     """States of all layers that keep one, in slots 1..num_slots."""
@@ -65,9 +55,12 @@ class StateStorage:
             yield from layer.conv.values()
             yield from layer.recurrent.values()
 
-    def cache(self, slot: int, *, fresh: bool) -> SlotCache:
-        """A cache whose states are those of `slot`; with `fresh` they are written without being read."""
-        cache = SlotCache(config=self.config)
+    def cache(self, slot: int, *, fresh: bool) -> Any:
+        """A cache of transformers for one step, whose states are those of `slot`; with `fresh` they are not read.
+
+        To its layers that attend it is an empty one: they see the step's own keys, and paged attention the others.
+        """
+        cache = DynamicCache(config=self.config)
         for state in self.layers:
             layer = cache.layers[state.layer]
             for index, conv in state.conv.items():

@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from unit.paged_bench import Bench, generated, item
 from unit.tiny_models import VOCABULARY, prompt
 
+from freehold.impl.execution.paths import AttentionPath, KernelPath, TorchPath
 from freehold.impl.execution.worker import Worker
 from freehold.impl.scheduling.ports import PENDING, ForwardBatch
 from freehold.spec.errors import InvalidInput
@@ -157,15 +158,23 @@ def test_steps_ahead_say_what_steps_in_turn_say(name: str) -> None:
     assert results[0][0] is None
 
 
-def test_the_tables_are_read_at_launch() -> None:
-    """What the scheduler does to a row after the launch does not reach the step."""
+@pytest.mark.parametrize("path", [TorchPath(), KernelPath()])
+def test_the_tables_are_read_at_launch(path: AttentionPath) -> None:
+    """What the scheduler does to a row after the launch does not reach the step: a prefill, then a decode."""
     bench = Bench("gemma3", 4)
-    ids = prompt(9, 4)
-    bench.give(1, 9)
-    step = bench.runner.prepare(ForwardBatch(items=(item(1, ids, 0),)))
-    bench.page_table.zero_()
-    bench.tables.peers.zero_()
-    assert bench.runner.run(step) == generated("gemma3", ids, 1)
+    bench.runner.planner = replace(bench.runner.planner, path=path)
+    ids = list(prompt(9, 4))
+    bench.give(1, 10)
+    tables = (bench.page_table, bench.tables.peers)
+    before = [table.clone() for table in tables]
+    for start in (0, 9):
+        step = bench.runner.prepare(ForwardBatch(items=(item(1, ids[start:], start),)))
+        for table in tables:
+            table.zero_()
+        ids.extend(token for token in bench.runner.run(step) if token is not None)
+        for table, saved in zip(tables, before, strict=True):
+            table.copy_(saved)
+    assert ids[9:] == generated("gemma3", ids[:9], 2)
 
 
 def test_a_pending_token_behind_a_failed_step_is_some_token() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GemmaConfig, Llama4TextConfig, LlamaConfig, MistralConfig
+from transformers import GemmaConfig, Llama4TextConfig, LlamaConfig, Mamba2Config, MistralConfig
 from unit.paged_bench import Bench, generated, item, plain_logits, tables_for
 from unit.tiny_models import NAMES, RECURRENT, SLIDING, prompt, tiny
 
@@ -170,7 +170,8 @@ def test_a_token_without_a_page_breaks_a_rule_before_anything_is_written() -> No
 
 def test_windows_are_counted_without_the_current_token() -> None:
     assert {name: tiny(name)[1] for name in NAMES} == {
-        "llama": 0, "qwen3": 0, "mistral": 8, "gemma2": 6, "gemma3": 6, "gpt_oss": 5, "falcon_h1": 0,
+        "llama": 0, "qwen3": 0, "mistral": 8, "gemma2": 6, "gemma3": 6, "gpt_oss": 5,
+        "falcon_h1": 0, "bamba": 0, "qwen3_next": 0,
     }  # fmt: skip
     assert window_tokens_of(MistralConfig(sliding_window=2)) == 1
     assert window_tokens_of(MistralConfig(sliding_window=None)) == 0
@@ -182,6 +183,7 @@ def test_layers_lie_in_the_pool_of_their_kind() -> None:
     full, sliding = bench.tables.num_pages + 1, bench.tables.num_swa_pages + 1
     assert sizes == [sliding, sliding, full, sliding]
     assert not Bench("mistral", 4).runner.storage.full
+    assert [layer is not None for layer in Bench("bamba", 4).runner.storage.layers] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -190,6 +192,7 @@ def test_layers_lie_in_the_pool_of_their_kind() -> None:
         (MistralConfig(sliding_window=1), "window 1; the window must be 2 or more"),
         (Llama4TextConfig(), "layers of kind 'chunked_attention'"),
         (LlamaConfig(num_kv_shared_layers=1), "share the keys"),
+        (Mamba2Config(), "without attention"),
         (GemmaConfig(use_bidirectional_attention=True), "later tokens"),
     ],
 )
@@ -214,6 +217,8 @@ def test_attention_that_differs_from_the_configuration_is_refused() -> None:
     paged_attention(module, heads, keys, keys, None, paged_step=paged)
     with pytest.raises(Unsupported, match="sliding_window 4"):
         paged_attention(module, heads, keys, keys, None, paged_step=paged, sliding_window=4)
+    with pytest.raises(Unsupported, match=r"values of \(2, 4\)"):
+        paged_attention(module, heads, keys, keys[..., :4], None, paged_step=paged)
     with pytest.raises(Unsupported, match="position_bias"):
         paged_attention(module, heads, keys, keys, None, paged_step=paged, position_bias=heads)
     module.layer_idx = 2

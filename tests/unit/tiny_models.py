@@ -27,6 +27,13 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+_MAMBA: dict[str, Any] = {
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 8,
+}
 
 
 def _build(family: str, **changes: Any) -> Any:
@@ -49,17 +56,19 @@ def _gpt_oss() -> Any:
     return model
 
 
-def _falcon_h1() -> Any:
+def _qwen3_next() -> Any:
     return _build(
-        "FalconH1",
-        mamba_d_ssm=32,
-        mamba_n_heads=4,
-        mamba_d_head=8,
-        mamba_d_state=8,
-        mamba_n_groups=1,
-        mamba_d_conv=4,
-        mamba_chunk_size=8,
-        mamba_rms_norm=True,
+        "Qwen3Next",
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
     )
 
 
@@ -76,12 +85,16 @@ _BUILDERS: dict[str, Callable[[], Any]] = {
         layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
     ),
     "gpt_oss": _gpt_oss,
-    "falcon_h1": _falcon_h1,
+    "falcon_h1": lambda: _build("FalconH1", **_MAMBA, mamba_d_ssm=32, mamba_n_heads=4, mamba_rms_norm=True),
+    "bamba": lambda: _build(
+        "Bamba", **_MAMBA, num_hidden_layers=3, attn_layer_indices=[1], mamba_n_heads=12, mamba_expand=2
+    ),
+    "qwen3_next": _qwen3_next,
 }  # fmt: skip
 
 NAMES = tuple(_BUILDERS)
 SLIDING = ("mistral", "gemma2", "gemma3", "gpt_oss")
-RECURRENT = ("falcon_h1",)
+RECURRENT = ("falcon_h1", "bamba", "qwen3_next")
 
 
 def tiny(name: str) -> tuple[Any, int]:
