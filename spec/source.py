@@ -30,7 +30,8 @@ class Pairs:
         self.by_second.setdefault(b, set()).add(a)
 
     def drop(self, a: Any, b: Any) -> None:
-        self.drop_all(a, (b,))
+        _drop(self.by_first, a, b)
+        _drop(self.by_second, b, a)
 
     def add_all(self, a: Any, bs: Iterable[Any]) -> None:
         """The tuples of `a` with each of `bs`."""
@@ -62,6 +63,14 @@ class Pairs:
                 others.discard(a)
                 if not others:
                     del by_second[b]
+
+
+def _drop(index: dict[Any, set[Any]], key: Any, value: Any) -> None:
+    found = index.get(key)
+    if found is not None:
+        found.discard(value)
+        if not found:
+            del index[key]
 
 
 @dataclass(slots=True)

@@ -118,13 +118,22 @@ class Writer(Compiler):
             for term in flatten(clause.term):
                 lines += self._demand(term, action.params, names, fail(number))
         writes: list[str] = []
+        listings: dict[str, str] = {}
+        fresh = self._fresh
         for number, update in enumerate(action.updates):
             # Conditions of all updates read the old state, so what they list is there before any is written.
+            self._fresh = (
+                fresh  # equal listings get equal texts: what moves from one relation to another is listed once
+            )
             reads, writing = (
                 self._change(update, names, number) if isinstance(update, Change)
                 else ([f"t{number} = {self.number(update.value, names)}"], self._assign(update, names, number))
             )  # fmt: skip
-            lines += reads
+            listed = f"t{number}"
+            text = re.sub(rf"\b{listed}\b", "t", "\n".join(reads))
+            lines += [f"{listed} = {listings[text]}"] if text in listings else reads
+            if text:
+                listings.setdefault(text, listed)
             writes += writing
         return _looked_up_once([*lines, *writes], list(names.values()))
 
@@ -161,12 +170,12 @@ class Writer(Compiler):
         ways = self.loops(update.bound, conjuncts, names)
         bound = [any(a is b for b in update.bound) for a in args]
         if bound == [True] or bound == [False, True]:  # one new place: written in one go
-            reads = [f"{listed} = {' + '.join(_list(known[args[-1]], parts) for parts, known in ways) or '[]'}"]
+            reads = _listing(listed, [(parts, known[args[-1]]) for parts, known in ways])
             return reads, self._together(of, verb, gains, [names[a] for a in args[:-1]], listed)
-        rows = [f"[({', '.join(known[a] for a in args)},) {generator(parts)}]" for parts, known in ways]
+        rows = _listing(listed, [(parts, f"({', '.join(known[a] for a in args)},)") for parts, known in ways])
         places = list("xy"[: len(args)])
         lines = [self._single(of, verb, places), *self._noted(of, gains, places)]
-        return [f"{listed} = {' + '.join(rows) or '[]'}"], [f"for {', '.join(places)}, in {listed}:", *_indented(lines)]
+        return rows, [f"for {', '.join(places)}, in {listed}:", *_indented(lines)]
 
     def _single(self, of: Relation, verb: str, values: list[str]) -> str:
         if len(values) == 1:
@@ -298,10 +307,20 @@ def _indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-def _list(value: str, parts: Sequence[str]) -> str:
-    """A list comprehension; Python's own `list` where it would only copy."""
-    only = re.fullmatch(rf"for {re.escape(value)} in (.*)", parts[0]) if len(parts) == 1 else None
-    return f"list({only[1]})" if only else f"[{value} {generator(parts)}]"
+def _listing(listed: str, ways: list[tuple[list[str], str]]) -> list[str]:
+    """Lines that list a value for each way through some loops: a comprehension, or loops where mostly nothing is found.
+
+    A comprehension costs a call even where there is nothing to run over.
+    """
+    (parts, value), *more = ways or [([], "")]
+    if parts and not more and not parts[0].startswith("if") and " & " not in parts[0]:
+        only = re.fullmatch(rf"for {re.escape(value)} in (.*)", parts[0]) if len(parts) == 1 else None
+        return [f"{listed} = {f'list({only[1]})' if only else f'[{value} {generator(parts)}]'}"]
+    lines = [f"{listed} = []"]
+    for way, found in ways:
+        lines += [f"{'    ' * depth}{part}:" for depth, part in enumerate(way)]
+        lines.append(f"{'    ' * len(way)}{listed}.append({found})")
+    return lines
 
 
 def _looked_up_once(lines: list[str], params: Sequence[str]) -> list[str]:
