@@ -166,20 +166,26 @@ class Compiled:
             if not elements:
                 return
             elements = elements.difference(facts)
+        values = [self.values[n] for n, f in self.law.functions.items() if f.sort.__name__ == sort]
         for x in elements:
-            self.universe[sort].pop(x, None)
+            for of in (self.universe[sort], *values):
+                of.pop(x, None)
         for known, sure in self._sure:
             if known == sort:
                 sure.difference_update(elements)
 
     def _speaking_of(self, sort: str) -> Iterable[Any]:
-        """What has an entry for each element of the sort that it speaks of."""
+        """What has an entry for each element of the sort that it speaks of.
+
+        A function says something of a loan only as long as the loan runs on some record's account.
+        """
         for name, relation in self.law.relations.items():
             pairs = self.pairs.get(name)
             for place, s in enumerate(relation.sorts):
                 if s.__name__ == sort:
                     yield self.sets[name] if pairs is None else pairs.by_second if place else pairs.by_first
-        yield from (self.values[name] for name, f in self.law.functions.items() if f.sort.__name__ == sort)
+        if sort != "Loan":
+            yield from (self.values[name] for name, f in self.law.functions.items() if f.sort.__name__ == sort)
 
     def state(self) -> concrete.State:
         """The same state for the concrete reading."""

@@ -109,6 +109,17 @@ def test_a_life_in_each_pool_holds(header: Header, life: list[Emitted]) -> None:
     assert watch(header, *life).verdict is None
 
 
+def test_nothing_is_remembered_of_loans_that_have_closed() -> None:
+    monitor = watch(LOANS, *admitted("a", 1, 1), ("acquire", 1, [1, 2]), ("extend", 1, [1, 2], 4), ("commit", 1, 1))
+    for loan in range(1, 4):
+        monitor.emit("lend", loan, 1, loan, [])
+        monitor.emit("loan_close", loan, End.DONE)
+        monitor.emit("commit", 1, loan + 1)
+        monitor.emit(*STEP)
+    assert monitor.verdict is None
+    assert (monitor.compiled.universe["Loan"], monitor.compiled.values["S"]) == ({}, {})
+
+
 def test_they_go_through_every_event_of_the_pools() -> None:
     taken = {name for _, life in LIVES.values() for name, *_ in life}
     assert law.actions.keys() - PAGES.law().actions.keys() | {"reset"} <= taken
