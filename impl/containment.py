@@ -22,11 +22,12 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from freehold.impl.damage import Damage, as_logged, assess, law_state
+from freehold.impl.damage import UNIT_NAMES, Damage, Units, as_logged, assess, law_state
 from freehold.impl.memory.events import EventSink, NullSink
 from freehold.impl.observe import Observation, observe
 from freehold.impl.scheduling.scheduler import Scheduler
@@ -123,6 +124,7 @@ class Containment:
         self.breaches: Counter[str] = Counter()
         self.dumps: list[Path] = []
         self.withheld: defaultdict[str, set[int]] = defaultdict(set)
+        self._suspects: defaultdict[str, set[int]] = defaultdict(set)
         self._ring: deque[tuple[str, tuple[object, ...]]] = deque(maxlen=ring_events)
         self._steps = self._wait_steps = 0
 
@@ -139,6 +141,19 @@ class Containment:
                 monitor.verdict = Verdict(name, text, self.count, f"{name}{args}", "order", "the scheduler", ())
             if monitor.verdict is not None:
                 self._broken(monitor.verdict)
+
+    def report(self, rule: str, text: str, suspects: Units) -> None:
+        """Another check than the law's found units with wrong KV: a breach of `rule` like any other.
+
+        Call it between two steps, before `settle`. `text`: what was expected and what was found; `suspects`: the
+        units, at least one. Under `dump` whoever reads them is ended; they may be written again.
+        """
+        for name, units in suspects.items():
+            self._suspects[name] |= units
+        if self.breach is None:
+            unit = next(f"{UNIT_NAMES[name]} {min(units)}" for name, units in suspects.items() if units)
+            self.monitor.verdict = Verdict(rule, text, self.count, rule, "order", unit, ())
+            self._broken(self.monitor.verdict)
 
     def settle(self, scheduler: Scheduler, pools: Mapping[str, Withholds], end: Callable[[Damage], None]) -> None:
         """Between two steps: what the policy wants of a breach, if there was one since the last time.
@@ -208,13 +223,14 @@ class Containment:
     ) -> None:
         """Withhold what is damaged and end those concerned. That may do more damage, at which nobody is surprised."""
         for _ in range(_ROUNDS):
-            damage = assess(observe(scheduler), self.header, verdict, self.withheld)
+            found = assess(observe(scheduler), self.header, verdict, self.withheld, self._suspects)
+            damage = replace(found, units={name: units for name, units in found.units.items() if name in pools})
+            self._suspects.clear()
             if not damage:
                 return
             for name, units in damage.units.items():
                 self.withheld[name] |= units
-                if name in pools:
-                    pools[name].withhold(set(units))
+                pools[name].withhold(set(units))
             _log.error("breach of %s: %s", verdict.rule, damage)
             end(damage)
 
@@ -231,6 +247,7 @@ class Containment:
         monitor = self.monitor
         monitor.compiled.load(law_state(seen, monitor.law, monitor.compiled.state()))
         monitor.count, monitor.verdict, self.breach = self.count, None, None
+        self._suspects.clear()
 
     def _forget_returned(self) -> None:
         """Units under quarantine that came back are free by the law, but not for the engine: they leave the law too."""

@@ -28,7 +28,9 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "row": (row_free.name, row_of.name),
 }
 _SORTS = {**{pool.name: pool.unit for pool in POOLS}, "row": Row}
-_POOLS = {sort_name(sort): name for name, sort in _SORTS.items()}
+UNIT_NAMES = {name: sort_name(sort) for name, sort in _SORTS.items()}
+"""What a unit of each pool is called: a `swa page` of the pool `swa`."""
+_POOLS = {unit: name for name, unit in UNIT_NAMES.items()}
 _UNIT = re.compile(rf"({'|'.join(sorted(_POOLS, key=len, reverse=True))}) (\d+)\b")
 
 
@@ -37,8 +39,8 @@ class Damage:
     """units: those that must not be given out any more.
 
     requests, sessions: names of those whose KV can't be trusted, as their records have a unit that somebody else has
-    too, and either may have written over the other's KV. tree: whether the prefix tree can't be trusted for that
-    reason; what is in it has to go once they are ended.
+    too, and either may have written over the other's KV, or one that is known to have wrong KV. tree: whether the
+    prefix tree can't be trusted for such a reason; what is in it has to go once they are ended.
     """
 
     units: Units
@@ -48,7 +50,7 @@ class Damage:
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.units or self.requests or self.sessions)
+        return bool(self.units or self.requests or self.sessions or self.tree)
 
     def __str__(self) -> str:
         units = "; ".join(f"{name} {to_ranges(sorted(found))}" for name, found in self.units.items())
@@ -56,12 +58,17 @@ class Damage:
         return f"under quarantine: {units or 'nothing'}; not to be trusted: {holders or 'nobody'}"
 
 
-def assess(seen: Observation, header: Header, verdict: Verdict, withheld: Units) -> Damage:
+def assess(
+    seen: Observation, header: Header, verdict: Verdict, withheld: Units, suspects: Units | None = None
+) -> Damage:
     """The damage that an observation shows, and the unit that the verdict is about.
 
-    `withheld`: units that are under quarantine already, which are not named again.
+    `withheld`: units that are under quarantine already, which are not named again. `suspects`: units with wrong KV,
+    which is nobody's to trust; the units themselves may be written again.
     """
     units, shared = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
+    for name, found in (suspects or {}).items():
+        shared[name] |= found
     for name, owners in _OWNERS.items():
         if not any(owner in seen.relations for owner in owners):
             continue  # the observation says nothing of such units
@@ -77,10 +84,10 @@ def assess(seen: Observation, header: Header, verdict: Verdict, withheld: Units)
     if verdict.kind != "order":
         for name, unit in _named(verdict.unit):
             units[name].add(unit)
-    news = {name: found - withheld.get(name, set()) for name, found in units.items()}
+    news = {name: these - withheld.get(name, set()) for name, these in units.items()}
     records = set(_records_of(seen, shared))
     return Damage(
-        {name: found for name, found in news.items() if found},
+        {name: these for name, these in news.items() if these},
         _holders(seen, "kv", records),
         _holders(seen, "slot_kv", records),
         any(shared.values()),

@@ -256,6 +256,37 @@ def test_a_page_that_comes_back_from_quarantine_goes_to_nobody(tmp_path: Path) -
     assert engine.containment.breaches == {"acquire": 1}
 
 
+def test_whoever_reads_wrong_kv_is_ended_and_the_page_is_written_again(tmp_path: Path) -> None:
+    engine = contained(Policy.DUMP, tmp_path)
+    first, twin, other = engine.ask(1), engine.ask(1), engine.ask(2)
+    engine.step()
+    assert engine.observe().relations["in_tree"] == {(page,) for page in (1, 2, 7, 8)}
+    engine.containment.report("content", "request 'request-1' would read stale KV", {"swa": set(), "full": {2}})
+    engine.containment.report("content", "request 'request-2' would read stale KV", {"full": {2}})
+    engine.step()
+    assert engine.observe().relations["in_tree"] == {(7,), (8,)}
+    engine.run_until_idle()
+    assert {first.finish_reason, twin.finish_reason} == {FinishReason.ERROR}
+    assert wrong([other]) == []
+    assert [(damage.units, damage.tree) for damage in engine.damage] == [({}, True)]
+    verdict = json.loads(engine.containment.dumps[0].read_text().splitlines()[-1])["verdict"]
+    assert (verdict["rule"], verdict["unit"]) == ("content", "page 2")
+    assert wrong(serve(engine, lambda engine: None)[1]) == []
+    assert_in_step(engine)
+    assert engine.containment.breaches == {"content": 1}
+
+
+def test_a_pool_that_cannot_withhold_keeps_its_units(tmp_path: Path) -> None:
+    engine = contained(Policy.DUMP, tmp_path)
+    engine.ask(1)
+    engine.step()
+    engine.containment.emit("acquire", 1, [3])
+    engine.containment.settle(engine.scheduler, {}, engine.end)
+    assert (engine.damage, engine.containment.withheld) == ([], {})
+    engine.run_until_idle()
+    assert_in_step(engine)
+
+
 def test_warn_says_each_rule_once_and_touches_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = contained(Policy.WARN, tmp_path, observe_every=1)
     _, later = serve(engine, page_lost)
