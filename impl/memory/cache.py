@@ -130,14 +130,20 @@ class KvCache:
         return need.halves <= swa + self.pages.paired(but=self._kept(sparing_match))
 
     def _orphaned_pages(self) -> int:
-        """At most so many unlocked pages of the tree would have to wait for a step in flight before they are free."""
-        bound = {kv.id for kv in self.rows.bound.values()}
-        return sum(
-            int(np.count_nonzero(row))
-            for step in self.pages.flights.steps
-            for record, row in zip(step.loans, step.pages.ids, strict=True)
-            if record not in bound
-        )
+        """Unlocked pages of the tree that a step in flight touches: they would have to wait before they are free.
+
+        Of what a step touches, its records may have let go since: they are gone, or were cut back.
+        """
+        steps = self.pages.flights.steps
+        if not steps:
+            return 0
+        touched = np.zeros(self.geometry.num_pages + 1, np.bool_)
+        for step in steps:
+            touched[step.pages.ids] = True
+        for step in steps:
+            touched[step.pages.waiting()] = False
+        touched[self.rows.snapshot(list(self.rows.bound), self.geometry.row_pages)] = False  # locked, or private
+        return int(np.count_nonzero(touched[1:]))
 
     def _kept(self, match: Match | None) -> Mask:
         """Which pages keep their half: private ones, those in some record's window, in `match`'s, or in flight."""

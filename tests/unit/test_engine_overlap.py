@@ -188,6 +188,21 @@ def test_a_turn_that_ended_under_a_stale_step_saves_what_is_right_and_the_next_o
     assert third.prompt_tokens == second.length_tokens + 1
 
 
+def test_pages_that_a_turn_let_go_of_under_a_stale_step_are_not_promised_to_anybody() -> None:
+    engine = Stepped(overlap=True, num_pages=16, chunk_tokens=64)
+    prefix = text(1, 24)
+    engine.submit(prefix, max_new_tokens=1)
+    engine.run()
+    engine.engine.open_session("s")
+    turn = engine.submit([*prefix, 30], session_id="s", **stop_at(engine, [*prefix, 30], 2))
+    while turn.finish_reason is None:
+        engine.step()
+    engine.submit([1, 2], session_id="s", rewind_to=0, max_new_tokens=1)  # unlocks what the step in flight reads
+    large = engine.submit(text(5, 47), max_new_tokens=1)
+    engine.run()
+    assert len(large.output) == 1
+
+
 def workload(overlap: bool, **sizes: int) -> list[list[int]]:
     """The output of many requests and turns in a pool too small for all of them."""
     engine = Stepped(overlap=overlap, num_pages=24, chunk_tokens=12, max_running=6, **sizes)
