@@ -237,6 +237,8 @@ class Scheduler:
             kv = session_moves.resume(cache, saved, request.kept_tokens)
         elif match and (not cache.states.used or cache.make_room_for_state(match)):
             kv = cache.admit(request, match)
+        elif not reserved and cache.make_room_for_state(None, slot):
+            return self._start(request, budget, reserved)  # alone, it does without the checkpoint in the only slot
         else:
             return 0
         self.queues.move(request, Place.PREFILL)

@@ -100,6 +100,16 @@ def test_as_many_slots_as_run_at_once_are_enough() -> None:
     assert all(request.finish_reason is FinishReason.LENGTH for request in engine.requests)
 
 
+def test_a_checkpoint_in_the_only_slot_goes_for_the_request_that_could_have_built_on_it() -> None:
+    engine = Stepped(num_state_slots=1, max_running=1)
+    first = engine.submit(text(1, 6), max_new_tokens=7)
+    engine.run()
+    assert len(engine.seen("snapshot")) == 1
+    second = engine.submit([*first.tokens(0, 12).tolist(), 1, 2], max_new_tokens=3)
+    engine.run()
+    assert engine.starts_of(second)[0] == 0
+
+
 def test_an_evicted_page_takes_its_checkpoint_along() -> None:
     engine = Stepped(num_state_slots=8, num_pages=12)
     engine.submit(text(1, 16), max_new_tokens=2)
