@@ -297,6 +297,9 @@ class Scheduler:
         failure.__cause__ = error
         records = {id(kv) for _, kv, _ in step.shares}
         hit = [request for request in self.queues.holders() if id(request.kv) in records]
+        for request in hit:
+            if record_of(request).state is not None:  # the step may have taken it along, any part of the way
+                self.cache.release(request)
         return [self.abandon(request, FinishReason.ERROR, failure) for request in hit]
 
     def _settle(self, request: Request, kv: KvRecord) -> None:

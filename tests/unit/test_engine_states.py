@@ -1,5 +1,7 @@
 """Recurrent states: copied where a request builds on a checkpoint, and started afresh where none is left."""
 
+from typing import Any
+
 import pytest
 from unit.stepped import Stepped, text
 
@@ -166,6 +168,26 @@ def test_an_aborted_turn_took_the_state_too_far_so_the_next_one_starts_from_noth
     third = engine.submit([3], session_id="s", max_new_tokens=4)
     engine.run()
     assert engine.starts_of(third)[0] == 0
+
+
+def test_a_step_that_fails_at_its_end_leaves_no_state_to_build_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Stepped(num_state_slots=6)
+    history = turns(engine)
+    compute = engine.executor._run
+
+    def fails_late(*step: Any) -> list[int | None]:
+        compute(*step)
+        raise RuntimeError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "_run", fails_late)
+        second = engine.submit([1, 2], session_id="s", max_new_tokens=4)
+        engine.run()
+    assert second.finish_reason is FinishReason.ERROR
+    assert engine.cache.sessions.find("s").history.tolist() == history
+    third = engine.submit([3], session_id="s", max_new_tokens=4)
+    engine.run()
+    assert len(third.output) == 4
 
 
 def test_a_turn_that_is_aborted_before_it_ran_leaves_state_and_kv_where_they_were() -> None:
