@@ -78,7 +78,7 @@ class Scheduler:
         self.queues = Queues(cache.sink)
         self.departed: list[Request] = []
         self.flights: deque[Launched] = deque()
-        self._aborts: list[str] = []
+        self._aborts: list[Request] = []
         self._arrivals = count()
         cache.states.copy = executor.copy_states
 
@@ -99,7 +99,8 @@ class Scheduler:
 
     def abort(self, request_id: str) -> None:
         """The request ends at the top of the next step. Asking again, or for one that is not live, changes nothing."""
-        self._aborts.append(request_id)
+        if request := self.queues.find(request_id):
+            self._aborts.append(request)
 
     def step(self) -> list[StepOutput]:
         """One step: at most one forward pass is launched. Says what every request that moved on has got.
@@ -237,8 +238,6 @@ class Scheduler:
             kv = session_moves.resume(cache, saved, request.kept_tokens)
         elif match and (not cache.states.used or cache.make_room_for_state(match)):
             kv = cache.admit(request, match)
-        elif not reserved and cache.make_room_for_state(None, slot):
-            return self._start(request, budget, reserved)  # alone, it does without the checkpoint in the only slot
         else:
             return 0
         self.queues.move(request, Place.PREFILL)
@@ -369,7 +368,7 @@ class Scheduler:
     def _end_early(self) -> list[StepOutput]:
         """Whoever was aborted or ran out of time ends, and every session that nobody used for too long."""
         asked, self._aborts = self._aborts, []
-        outputs = [self.abandon(r, FinishReason.ABORT) for name in asked if (r := self.queues.find(name))]
+        outputs = [self.abandon(r, FinishReason.ABORT) for r in dict.fromkeys(asked) if r.place is not Place.OUT]
         if self.limits.timeouts:
             now = self.clock.now()
             late = [request for request in self.queues.all() if self.limits.is_late(request, now)]

@@ -228,6 +228,19 @@ def test_an_abort_gives_everything_back_wherever_the_request_is(steps: int) -> N
     assert request.kv is None
 
 
+def test_an_abort_is_meant_for_who_has_the_name_now_and_not_for_who_gets_it_next() -> None:
+    setup = Setup()
+    setup.engine.abort("r")
+    first = setup.engine.submit(PROMPT[:5], request_id="r", max_new_tokens=1)
+    setup.executor.before = lambda batch: setup.engine.abort("r")  # too late: it ends with this step
+    while first.finish_reason is None:
+        setup.engine.step()
+    setup.executor.before = lambda batch: None
+    second = setup.engine.submit(PROMPT[:5], request_id="r", max_new_tokens=3)
+    setup.engine.run_until_idle()
+    assert (len(first.output), len(second.output)) == (1, 3)
+
+
 def test_an_abort_during_the_forward_pass_waits_for_its_end() -> None:
     setup = Setup()
     request = setup.engine.submit(PROMPT, request_id="r", max_new_tokens=9)
