@@ -10,6 +10,7 @@ from freehold.impl.scheduling.ports import ForwardBatch
 from freehold.impl.scheduling.request import FinishReason, Request, StepOutput
 from freehold.model_check.content import ContentExecutor, Shape, continuation, right_kv, wrong_row, wrong_tree
 from freehold.spec.monitor import Monitor
+from freehold.spec.trace import Event, single_events
 
 SIZES = {"page_size": 4, "num_pages": 32, "max_context_tokens": 48, "max_running": 4, "chunk_tokens": 16}
 Occurrence = tuple[Any, ...]
@@ -88,7 +89,12 @@ class Stepped:
     def events(self, *names: str) -> list[Occurrence]:
         """What happened since the last call, or what of it has one of `names`."""
         happened, self._events = self._events, []
-        return [event for event in happened if not names or event[0] in names]
+        singles = [
+            (each.name, *each.args)
+            for name, *args in happened
+            for each in single_events(Event(1, str(name), tuple(args)))
+        ]
+        return [event for event in singles if not names or event[0] in names]
 
     def starts_of(self, request: Request) -> list[int]:
         """The first token of each of the request's shares; the very first says how much it did not compute."""

@@ -243,14 +243,14 @@ def test_sampled_text_does_not_depend_on_the_batch() -> None:
         for group in groups:
             for row in group:
                 bench.give(row, len(prompts[row]) + 10)
-            items = [replace(item(row, prompts[row], 0), sampling=sampling) for row in group]
+            items = [item(row, prompts[row], 0)._replace(sampling=sampling) for row in group]
             for step in range(10):
                 chosen = bench.step(*items)
                 for row, token in zip(group, chosen, strict=True):
                     assert token is not None
                     answers[row].append(token)
                 items = [
-                    replace(item(row, answers[row][-1:], len(prompts[row]) + step), sampling=sampling) for row in group
+                    item(row, answers[row][-1:], len(prompts[row]) + step)._replace(sampling=sampling) for row in group
                 ]
         return answers
 

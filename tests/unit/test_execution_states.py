@@ -4,7 +4,6 @@ Logits lie within 1e-4 of transformers' (their spread is about 2; float32): a ch
 one over the whole prompt. Whatever no request holds is NaN: free pages, free slots and the padding of both.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -98,7 +97,7 @@ def test_a_slot_that_does_not_exist_is_refused() -> None:
         with pytest.raises(InvalidInput, match=f"state slot {slot} does not exist"):
             bench.runner.copy_states([(2, 1), (1, slot)])
     with pytest.raises(InvalidInput, match="state slot 2 is given to two requests"):
-        bench.step(item(2, (1, 2), 0), replace(item(1, (1, 2), 0), state_slot=2))
+        bench.step(item(2, (1, 2), 0), item(1, (1, 2), 0)._replace(state_slot=2))
     assert all(bool(state.isnan().all()) for state in bench.runner.states.tensors())  # type: ignore[union-attr]
     with pytest.raises(InvalidInput, match="no recurrent state"):
         Bench("llama", 4).runner.copy_states([(1, 2)])

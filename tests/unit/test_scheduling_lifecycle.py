@@ -14,6 +14,7 @@ from freehold.impl.scheduling.request import FinishReason, Request
 from freehold.model_check.content import ContentExecutor, continuation
 from freehold.spec.errors import InvalidInput
 from freehold.spec.state import Place
+from freehold.spec.trace import Event, single_events
 
 CONFIGS = {
     "page 1, room for two": EngineConfig(
@@ -104,8 +105,9 @@ class Workload:
             self.hang_up(victim if isinstance(victim, str) else victim.id)
         self.engine.step()
         for name, *args in self.sink.events:
-            self.count(name, args)
-            self.law.apply(str(name), *args)
+            for event in single_events(Event(1, str(name), tuple(args))):
+                self.count(event.name, list(event.args))
+                self.law.apply(event.name, *event.args)
         self.sink.events.clear()
         seen = self.engine.observe()
         assert seen.conflicts == []
