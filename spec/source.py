@@ -6,7 +6,7 @@ compiled text, and each has its own state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
@@ -63,6 +63,25 @@ class Pairs:
                 others.discard(a)
                 if not others:
                     del by_second[b]
+
+    def clear(self, a: Any) -> Collection[Any]:
+        """No tuple begins with `a` any more; what stood beside it."""
+        return _clear(self.by_first, self.by_second, a)
+
+    def forget(self, b: Any) -> Collection[Any]:
+        """No tuple ends in `b` any more; what stood beside it."""
+        return _clear(self.by_second, self.by_first, b)
+
+
+def _clear(index: dict[Any, set[Any]], other: dict[Any, set[Any]], key: Any) -> Collection[Any]:
+    row = index.pop(key, EMPTY)
+    for x in row:
+        keys = other[x]
+        if len(keys) > 1:
+            keys.discard(key)
+        else:
+            del other[x]
+    return row
 
 
 def _drop(index: dict[Any, set[Any]], key: Any, value: Any) -> None:
@@ -168,7 +187,8 @@ class Compiled:
             elements = elements.difference(facts)
         values = [self.values[n] for n, f in self.law.functions.items() if f.sort.__name__ == sort]
         for x in elements:
-            for of in (self.universe[sort], *values):
+            self.universe[sort].pop(x, None)
+            for of in values:
                 of.pop(x, None)
         for known, sure in self._sure:
             if known == sort:

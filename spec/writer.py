@@ -126,7 +126,7 @@ class Writer(Compiler):
                 fresh  # equal listings get equal texts: what moves from one relation to another is listed once
             )
             reads, writing = (
-                self._change(update, names, number) if isinstance(update, Change)
+                self._change(update, names, number, action) if isinstance(update, Change)
                 else ([f"t{number} = {self.number(update.value, names)}"], self._assign(update, names, number))
             )  # fmt: skip
             listed = f"t{number}"
@@ -158,7 +158,7 @@ class Writer(Compiler):
             lines.append("    " * len(parts) + found)
         return lines
 
-    def _change(self, update: Change, names: Names, number: int) -> tuple[list[str], list[str]]:
+    def _change(self, update: Change, names: Names, number: int, action: Action) -> tuple[list[str], list[str]]:
         """What a relation gains or loses: lines that list it, and lines that write it."""
         of, args, gains = update.of, update.args, update.gains
         conjuncts = flatten(update.where) if gains else [Atom(of, args), *flatten(update.where)]
@@ -167,11 +167,16 @@ class Writer(Compiler):
             condition, values = self.all(conjuncts, names), [names[a] for a in args]
             lines = [self._single(of, verb, values), *self._noted(of, gains, values)]
             return ([f"{listed} = {condition}"], [f"if {listed}:", *_indented(lines)]) if condition else ([], lines)
-        ways = self.loops(update.bound, conjuncts, names)
         bound = [any(a is b for b in update.bound) for a in args]
+        alone = sum(u.of is of for u in action.updates) == 1
+        if alone and len(conjuncts) == 1 and not gains and sorted(bound) == [False, True]:  # a whole row goes
+            return [], self._cleared(of, names[args[bound.index(False)]], bound.index(False), listed)
+        ways = self.loops(update.bound, conjuncts, names)
         if bound == [True] or bound == [False, True]:  # one new place: written in one go
             reads = _listing(listed, [(parts, known[args[-1]]) for parts, known in ways])
-            return reads, self._together(of, verb, gains, [names[a] for a in args[:-1]], listed)
+            fixed = [names[a] for a in args[:-1]]
+            write = self._written(of, verb, fixed, listed)
+            return reads, [f"if {listed}:", *_indented([write, *self._noted_all(of, gains, [*fixed, listed], listed)])]
         rows = _listing(listed, [(parts, f"({', '.join(known[a] for a in args)},)") for parts, known in ways])
         places = list("xy"[: len(args)])
         lines = [self._single(of, verb, places), *self._noted(of, gains, places)]
@@ -182,17 +187,26 @@ class Writer(Compiler):
             return f"{of.name}.{'add' if verb == 'add' else 'discard'}({values[0]})"
         return f"{of.name}_pairs.{verb}({', '.join(values)})"
 
-    def _together(self, of: Relation, verb: str, gains: bool, fixed: list[str], listed: str) -> list[str]:
-        """Writes the listed values of the last place, and notes what they may concern."""
+    def _written(self, of: Relation, verb: str, fixed: list[str], listed: str) -> str:
+        """Writes the listed values of the last place."""
         if fixed:
-            write = f"{of.name}_pairs.{verb}_all({fixed[0]}, {listed})"
-        else:
-            write = f"{of.name}.{'update' if verb == 'add' else 'difference_update'}({listed})"
-        last = self._touch(of.name, of.sorts[-1], listed, "update")
-        lines = [write, *(self._touch(of.name, s, x) for s, x in zip(of.sorts, fixed, strict=False)), last]
-        noted = self._unsure(of.name, "gain" if gains else "lose", [*fixed, "y"])
-        each = [f"for y in {listed}:", *_indented(noted)] if noted else []
-        return [f"if {listed}:", *_indented([*filter(None, lines), *each])]
+            return f"{of.name}_pairs.{verb}_all({fixed[0]}, {listed})"
+        return f"{of.name}.{'update' if verb == 'add' else 'difference_update'}({listed})"
+
+    def _cleared(self, of: Relation, element: str, place: int, listed: str) -> list[str]:
+        """All tuples with the element at the place go; the list is what stood beside it."""
+        write = f"{of.name}_pairs.{('clear', 'forget')[place]}({element})"
+        noted = self._noted_all(of, False, [element, listed] if place == 0 else [listed, element], listed)
+        return [f"{listed} = {write}", f"if {listed}:", *_indented(noted)] if noted else [write]
+
+    def _noted_all(self, of: Relation, gains: bool, values: list[str], listed: str) -> list[str]:
+        """What the change of many tuples at once may concern; one of their places is listed."""
+        touches = [
+            self._touch(of.name, s, x, "update" if x == listed else "add")
+            for s, x in zip(of.sorts, values, strict=True)
+        ]  # fmt: skip
+        each = self._unsure(of.name, "gain" if gains else "lose", ["y" if x == listed else x for x in values])
+        return [*filter(None, touches), *([f"for y in {listed}:", *_indented(each)] if each else [])]
 
     def _noted(self, of: Relation, gains: bool, values: list[str]) -> list[str]:
         touches = [self._touch(of.name, s, x) for s, x in zip(of.sorts, values, strict=True)]
