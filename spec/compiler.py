@@ -8,6 +8,7 @@ run over only where nothing else is left.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -189,7 +190,8 @@ class Compiler:
                     others = [c for c in rest if c is not either]
                     branches = [[*others, *flatten(p)] for p in either.parts]
                     return [w for b in branches for w in self._ways(dict(open_), b, dict(known), [*text], repeats)]
-            text += self._generator(rest, open_, known)
+            inner = any(part.startswith("for") for part in text)
+            text += [p for part in self._generator(rest, open_, known) for p in (_guarded(part) if inner else [part])]
 
     def _generator(self, rest: list[Formula], open_: Open, known: dict[Param, str]) -> list[str]:
         """A `for` or two that bind some open variables; leaves the conjuncts that it ranges over out of `rest`."""
@@ -229,6 +231,12 @@ class Compiler:
     def _name(self, variable: Element) -> str:
         self._fresh += 1
         return f"{variable.name}_{self._fresh}"
+
+
+def _guarded(part: str) -> list[str]:
+    """An inner loop over an entry of an index: asking whether there is one costs less than a loop over nothing."""
+    entry = re.fullmatch(r"(for \w+ in )(\w+)\.get\((\w+), EMPTY\)", part)
+    return [f"if {entry[3]} in {entry[2]}", f"{entry[1]}{entry[2]}[{entry[3]}]"] if entry else [part]
 
 
 def _cost(atom: Atom, open_: Open) -> int:
