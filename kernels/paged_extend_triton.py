@@ -203,9 +203,9 @@ def paged_extend(
     Raises:
         BadArgument: a shape, dtype, device or layout doesn't fit.
     """
-    tuning = default_tuning(query.dtype, query.shape[-1], _arch(query.device))
     check_paged_extend(query, k_cache, v_cache, page_table, query_start, seq_tokens, window, sinks)
     tokens, heads, head_dim = query.shape
+    tuning = default_tuning(query.dtype, head_dim, _arch(query.device))
     seqs = seq_tokens.shape[0]
     out = torch.empty(tokens, heads, head_dim, dtype=query.dtype, device=query.device)
     if tokens == 0 or seqs == 0:

@@ -58,7 +58,7 @@ WINDOW_EXTEND_CASES = [
 WRITE_CASES = [
     WriteCase(n=70, page_size=4, kv_heads=3, head_dim=64),
     WriteCase(n=9, page_size=16, kv_heads=36, head_dim=128),
-    WriteCase(n=70, page_size=16, kv_heads=2, head_dim=64, peers=True),
+    WriteCase(n=70, page_size=4, kv_heads=2, head_dim=64, peers=True),
 ]
 
 
@@ -122,9 +122,9 @@ def test_a_slot_beyond_the_cache_is_caught():
 def test_a_peer_beyond_is_caught(peer):
     inputs = write_inputs(WRITE_CASES[2], seed=0)
     if peer == "beyond the cache":
-        inputs.peers[inputs.slots[3] // 16] = inputs.k_cache.shape[0]
+        inputs.peers[inputs.slots[3] // 4] = inputs.k_cache.shape[0]
     else:
-        inputs.slots[3] = len(inputs.peers) * 16
+        inputs.slots[3] = len(inputs.peers) * 4
     with pytest.raises(sanitize.KernelFault, match="k_cache_ptr" if peer == "beyond the cache" else "peers_ptr"):
         write_kv_triton.write_kv(*inputs.arguments(), peers=inputs.peers)
 
@@ -202,3 +202,21 @@ def test_what_is_timed_of_extend_is_what_is_checked():
     assert windowed.flop == 2 * 300 * 4 * 2 * 64 * 2
     assert windowed.over_peer == pytest.approx(300 / pairs)
     assert not torch.equal(outputs[2], outputs[3])
+
+
+def test_every_row_of_the_table_can_be_timed_and_told(monkeypatch):
+    shape = {"heads": 2, "kv_heads": 1, "head_dim": 64, "page_size": 16}
+    decode = gpu_timing.DecodeShape(batch=1, tokens=40, **shape)
+    extend = gpu_timing.ExtendShape(batch=1, new_tokens=20, tokens=20, **shape)
+    monkeypatch.setattr(gpu_timing, "DECODE_SHAPES", (decode, replace(decode, window=10)))
+    monkeypatch.setattr(gpu_timing, "EXTEND_SHAPES", (extend, replace(extend, window=10)))
+    monkeypatch.setattr(gpu_timing, "WRITE_TOKENS", 64)
+
+    def bench(work: gpu_timing.Work) -> float:
+        work()
+        return 2.0
+
+    lines = [row.line for row in gpu_timing.time_all(bench, "cpu")]
+    assert [line.split()[0] for line in lines] == ["decode", "decode", "extend", "extend", "write_kv", "write_kv"]
+    assert ["TFLOP/s" in line for line in lines] == [False, False, True, True, False, False]
+    assert ["window 10" in line for line in lines] == [False, True, False, True, False, False]

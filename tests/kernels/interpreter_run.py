@@ -6,9 +6,12 @@ The variable must be set before Triton is imported, and changes what every kerne
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from unittest import mock
 
 import torch
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
 from freehold.kernels import gpu_check, paged_decode_triton
 from freehold.kernels.cases import DecodeCase, ExtendCase, WriteCase
@@ -72,6 +75,8 @@ WRITE_CASES = [
     WriteCase(n=30, page_size=1, kv_heads=1, head_dim=80, peers=True),
 ]
 
+dot_of_interpreter = InterpreterBuilder.create_dot
+
 
 def main() -> None:
     torch.set_num_threads(1)
@@ -87,6 +92,22 @@ def main() -> None:
     _tell("company", gpu_check.check_company(company, "cpu"))
     extended = _extend(4, 1, 3, 64, ((7, 20), (3, 3), (13, 40)), window=9, sinks=True)
     _tell("extend company", gpu_check.check_extend_company(extended, "cpu"))
+    short = DecodeCase(page_size=16, kv_heads=1, group=4, head_dim=64, seq_tokens=(80,), window=70)
+    long = replace(short, seq_tokens=(900,))
+    works = [_products(lambda case=case: gpu_check.check_decode(case, 0, "cpu")) for case in (short, long)]
+    print(json.dumps({"name": "decode work", "products": works}), flush=True)
+    short = _extend(16, 1, 4, 64, ((8, 80),), window=70)
+    long = replace(short, seq_tokens=(900,))
+    works = [_products(lambda case=case: gpu_check.check_extend(case, 0, "cpu")) for case in (short, long)]
+    print(json.dumps({"name": "extend work", "products": works}), flush=True)
+
+
+def _products(work: Callable[[], object]) -> int:
+    """Matrix products that the interpreter carries out in `work`: two for each tile of KV."""
+    with mock.patch.object(InterpreterBuilder, "create_dot", autospec=True) as dot:
+        dot.side_effect = dot_of_interpreter
+        work()
+    return dot.call_count
 
 
 def _tell(name: str, check: gpu_check.Check) -> None:

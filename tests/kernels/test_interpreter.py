@@ -83,6 +83,22 @@ def test_a_request_has_the_same_bits_alone_and_in_a_batch(results):
     assert results["company"]["error"] == results["extend company"]["error"] == 0.0
 
 
+def test_work_follows_the_window_and_not_the_length(results):
+    """Tiles of 16 and 32 tokens: 70 in the window of a decode, 73 in those of a tile of 4 new tokens."""
+    assert results["decode work"]["products"] == [2 * 5, 2 * 5]
+    assert results["extend work"]["products"] == [2 * 2 * 3, 2 * 2 * 3]
+
+
 def test_every_interpreted_case_is_asked_for(results):
-    asked = {*DECODE, *LARGE_DECODE, *WINDOW_DECODE, *EXTEND, *WRITE, "company", "extend company"}
+    asked = {
+        *DECODE,
+        *LARGE_DECODE,
+        *WINDOW_DECODE,
+        *EXTEND,
+        *WRITE,
+        "company",
+        "extend company",
+        "decode work",
+        "extend work",
+    }
     assert set(results) == asked
