@@ -5,13 +5,14 @@ steps or, from an executor, during one.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
 from freehold.impl.containment import Containment, Policy, Withholds
 from freehold.impl.damage import Damage
+from freehold.impl.execution.canary import ContentBroken
 from freehold.impl.memory import session_moves
 from freehold.impl.memory.cache import KvCache
 from freehold.impl.memory.events import EventSink
@@ -242,8 +243,17 @@ class Engine:
                 raise
             contained.stopped(error)
             outputs = end_everybody(self.scheduler, error)
+        for broken in {id(cause): cause for cause in self._wrong_content()}.values():  # one for all of its batch
+            contained.report("content", str(broken), {"full": broken.pages, "swa": broken.swa_pages})
         contained.settle(self.scheduler, self._pools(), lambda damage: outputs.extend(self._end_damaged(damage)))
         return outputs
+
+    def _wrong_content(self) -> Iterator[ContentBroken]:
+        """Why requests ended with this step, where it was that the canary saw wrong KV before they read it."""
+        for request in self.scheduler.departed:
+            cause = request.error.__cause__ if request.error else None
+            if isinstance(cause, ContentBroken):
+                yield cause
 
     def _pools(self) -> dict[str, Withholds]:
         cache = self.cache
