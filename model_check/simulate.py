@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from freehold.impl.engine import Engine, EngineConfig
@@ -21,7 +23,7 @@ from freehold.model_check.content import ContentExecutor, Shape, continuation
 from freehold.spec.errors import FreeholdError, InvalidInput
 from freehold.spec.monitor import Monitor
 from freehold.spec.observed import compare
-from freehold.spec.trace import Event
+from freehold.spec.trace import Event, TraceWriter
 
 Happening = tuple[Any, ...]
 """What a client does: a method of `World` and its arguments."""
@@ -289,6 +291,23 @@ class World:
                 raise WentWrong(f"{pool.free_pages} of {pool.num_pages} {name} are free when everything has ended")
         if len(cache.rows.free_rows) != self.config.geometry.num_rows:
             raise WentWrong("rows are missing when everything has ended")
+
+
+def replay_file(path: Path, trace: Path | None = None) -> str:
+    """Run a kept script, with its event log to `trace`; what is wrong with it in words, empty when nothing is.
+
+    Raises InvalidInput when the file can't be read or holds no script.
+    """
+    try:
+        script = Script.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: {error}; give the path of a kept script") from error
+    with TraceWriter(trace, script.config.header) if trace else nullcontext() as log:
+        try:
+            World(script, (lambda event: log.emit(event.name, *event.args)) if log else None).run()
+        except WentWrong as error:
+            return str(error)
+    return ""
 
 
 # Scripts from a seed --------------------------------------------------------------------------------------------------

@@ -11,7 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from freehold.model_check import contracts, corrupt, engine_faults, mutate, prove, refinement, serving_run, waivers
+from freehold.model_check import (
+    campaign,
+    contracts,
+    corrupt,
+    engine_faults,
+    mutate,
+    prove,
+    refinement,
+    serving_run,
+    waivers,
+)
 from freehold.model_check.bugs import hunt
 from freehold.model_check.explore import Result, Symmetry, explore
 from freehold.model_check.explore_concrete import explore_concrete
@@ -48,6 +58,7 @@ class Depth:
     mutants: int | None
     waivers: Sequence[str]
     refinement_profile: str
+    scenarios: int
 
 
 POOL_SCOPES = ("window", "ahead", "state", "recurrent", "host", "both")
@@ -63,6 +74,7 @@ DEPTHS: Mapping[str, Depth] = {
         mutants=200,
         waivers=("W1", "W3"),
         refinement_profile="ci",
+        scenarios=5_000,
     ),
     "deep": Depth(
         seeds={size: range(10) for size in (1, 2, 4, 16, 64)},
@@ -75,6 +87,7 @@ DEPTHS: Mapping[str, Depth] = {
         mutants=None,
         waivers=tuple(WAIVERS),
         refinement_profile="deep",
+        scenarios=100_000,
     ),
 }
 
@@ -119,6 +132,7 @@ class Verification:
             self.progress,
             self.real_scheduler,
             self.engine_faults,
+            self.simulated_world,
             self.real_model,
         ):
             started = time.perf_counter()
@@ -315,6 +329,19 @@ class Verification:
             "engine faults", "tested", covered, f"{caught} of {len(found.results)} caught, no idle check among "
             f"{len(found.sole)}", found.seconds, tuple(gaps),
         )  # fmt: skip
+
+    def simulated_world(self) -> Row:
+        found = campaign.campaign(range(self.depth.scenarios), progress=self._share("scenarios"))
+        gaps = [f"seed {failure.seed}: {failure.text}\n{failure.script.to_json()}" for failure in found.failures]
+        covered = (
+            "failing and late forwards, aborts at every place, sessions closed and expired in use, full pools: no unit "
+            "lost, no wrong token, nobody stuck"
+        )
+        figure = (
+            f"{found.scenarios:,} scenarios, {found.requests:,} requests, {found.steps:,} steps, "
+            f"{found.steps / found.core_s:,.0f} a second and core"
+        )
+        return Row("simulated world", "tested", covered, figure, found.seconds, tuple(gaps))
 
     def real_model(self) -> Row:
         found = serving_run.serve_watched(self.announce)

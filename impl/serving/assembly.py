@@ -34,6 +34,8 @@ from freehold.spec.trace import TraceWriter
 BUNDLED_NAME = "SmolLM2-135M-Instruct"
 # A pool for every running request at full length would mostly lie idle; one for a quarter of that retracts seldom.
 _CONTEXT_SHARE = 4
+# A look at the structures shows what no event told, in time proportional to the pools.
+_STEPS_BETWEEN_LOOKS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +221,9 @@ def _containment(options: EngineOptions, config: EngineConfig) -> Containment | 
     if options.on_breach == "off":
         return None
     directory = None if options.dump_directory is None else Path(options.dump_directory)
-    return Containment(config.header, containment.Policy(options.on_breach), directory=directory)
+    return Containment(
+        config.header, containment.Policy(options.on_breach), directory=directory, observe_every=_STEPS_BETWEEN_LOOKS
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,43 @@ def fuzz(
         raise typer.Exit(1)
 
 
+@app.command()
+def simulate(
+    scenarios: Annotated[
+        int, typer.Option("--scenarios", min=1, help="How many, of seeds that follow one another.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    script: Annotated[Path | None, typer.Option("--script", help="Run this kept script instead.")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="With --script: write its event log here.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Where scripts that failed are kept.")] = Path(
+        ".freehold/simulate"
+    ),
+) -> None:
+    """Run the real scheduler in a scripted world: late and failing forwards, aborts, timeouts, full pools."""
+    module = import_extra("freehold.model_check.campaign", "check")
+    simulate_module = import_extra("freehold.model_check.simulate", "check")
+    if script is not None:
+        text = simulate_module.replay_file(script, trace)
+        typer.echo(text or "the script runs to its end, and nothing is wrong")
+        raise typer.Exit(1 if text else 0)
+    with announcing() as announce:
+        found = module.campaign(
+            range(seed, seed + scenarios), progress=lambda done, wanted: announce(f"{done} of {wanted} scenarios")
+        )
+    ends = ", ".join(f"{count:,} {end}" for end, count in sorted(found.ends.items()))
+    typer.echo(
+        f"{found.scenarios:,} scenarios, {found.requests:,} requests ({ends}), {found.passes:,} forward passes, "
+        f"{found.steps:,} steps, {found.steps / found.core_s:,.0f} a second and core, {len(found.failures)} failures"
+    )
+    for failure in found.failures:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"seed-{failure.seed}.json"
+        path.write_text(failure.script.to_json(), encoding="utf-8")
+        typer.echo(f"\n{failure.text}\n  replay   freehold simulate --script {path}")
+    if found.failures:
+        raise typer.Exit(1)
+
+
 def _so_far(report: Any) -> str:
     return (
         f"seed {report.first_seed} and {report.seeds - 1} more: {report.examples:,} programs, {report.steps:,} engine "
