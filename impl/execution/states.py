@@ -1,7 +1,8 @@
 """Recurrent states of state-space layers, kept in slots: one slot is one sequence's state in every layer.
 
 transformers' own cache objects carry the states through a model, and update them in place. So a step gets a cache
-whose tensors are views of the slot, and there is nothing to load or to store.
+whose tensors are views of the slot, and there is nothing to load or to store. A step that fails on its way leaves the
+slots of its requests half updated: whoever goes on from them starts afresh, or from a copy.
 """
 
 from collections.abc import Iterator, Sequence
