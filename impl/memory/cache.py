@@ -103,10 +103,16 @@ class KvCache:
         """
         while not self.can_take(need, sparing_match):
             slot = self.sessions.idlest(sparing_slot)
-            if slot is None:
+            if slot is None or need.pages > self._most_pages(sparing_slot):
                 return False
             self.release(slot)
         return True
+
+    def _most_pages(self, sparing_slot: SessionSlot | None) -> int:
+        """No more pages than this can be had, whatever the tree and the idle sessions give."""
+        saved = [slot.kv for slot in self.sessions.slots.values() if slot.kv and slot is not sparing_slot]
+        held = sum(ceil_pages(kv.allocated_tokens, self.page_size) for kv in saved)
+        return self.pages.full.free_pages + self.tree.unlocked_pages + held
 
     def make_room_for_state(self, match: Match) -> bool:
         """The same for one slot of recurrent state; the checkpoint with which `match` ends stays."""

@@ -316,3 +316,19 @@ def test_rows_are_taken_from_idle_sessions_too() -> None:
     engine.submit(text(5, 3), max_new_tokens=2)
     engine.run()
     assert [slot.kv is None for slot in engine.cache.sessions.slots.values()] == [True, False, False, False]
+
+
+def test_idle_sessions_keep_their_kv_when_giving_it_up_would_not_help() -> None:
+    engine = Stepped(num_pages=24, max_context_tokens=64)
+    engine.engine.open_session("s")
+    engine.submit(text(1, 10), session_id="s", max_new_tokens=2)
+    engine.run()
+    slot = engine.cache.sessions.find("s")
+    first = engine.submit(text(2, 50), max_new_tokens=14, publishes=False)
+    engine.step()
+    engine.submit(text(3, 50), max_new_tokens=14, publishes=False)
+    for _ in range(3):
+        engine.step()
+        assert first.kv is not None
+        assert slot.kv is not None
+    engine.run()
