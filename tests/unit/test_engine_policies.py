@@ -121,9 +121,9 @@ def test_the_share_jumps_when_somebody_gave_way_but_never_above_all_of_it() -> N
 
 def test_the_room_kept_is_the_share_of_what_may_be_generated_and_at_least_a_page() -> None:
     geometry = EngineConfig(page_size=4, max_context_tokens=64, window_tokens=8, num_swa_pages=16).geometry
-    request = Request("r", text(1, 10), context_tokens=64, max_new_tokens=40)
+    request = Request("r", text(1, 10), context_tokens=64, max_new_tokens=39)
     rooms = [Pressure(geometry, start=share).between(10, request) for share in (0.0, 0.5, 1.0)]
-    assert [room.pages for room in rooms] == [1, 5, 10]  # to 11, to 31 and to 49 tokens: the last one is never written
+    assert [room.pages for room in rooms] == [1, 5, 9]  # to 11, to 30 and to 48 tokens: the last one is never written
     assert [room.halves for room in rooms] == [1, 3, 3]  # behind the window they go free again
     assert Pressure(geometry, start=0.5).between(40, request).pages == 1
 
@@ -293,6 +293,15 @@ def test_a_request_that_fits_alone_but_not_beside_pinned_sessions_gets_in(pools:
         engine.submit([n], session_id=f"s{n}", max_new_tokens=3)
     engine.run()
     assert all(request.finish_reason is FinishReason.LENGTH for request in engine.requests)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_alone_a_request_gets_in_that_leaves_no_room_for_anything_more(overlap: bool) -> None:
+    engine = Stepped(num_pages=12, chunk_tokens=48, overlap=overlap)
+    engine.submit(text(1, 47), max_new_tokens=1)
+    engine.submit(text(2, 47), max_new_tokens=1)
+    engine.run()
+    assert [len(request.output) for request in engine.requests] == [1, 1]
 
 
 def test_turns_that_wait_for_each_others_sessions_all_get_in() -> None:

@@ -182,6 +182,7 @@ def test_a_turn_that_waits_keeps_its_session_from_expiring() -> None:
     assert "s" in engine.cache.sessions.slots
     engine.run()
     assert len(turn.output) == 2
+    assert "s" in engine.cache.sessions.slots
 
 
 def test_an_opened_session_expires_if_nobody_ever_talks() -> None:

@@ -147,6 +147,22 @@ def test_a_row_is_taken_from_the_session_that_was_saved_longest_ago() -> None:
     assert slots[1].kv is None
 
 
+def test_a_flush_empties_the_tree_unless_anybody_holds_kv() -> None:
+    fixture = Fixture()
+    cache = fixture.cache
+    request, kv = fixture.write("r", 8)
+    cache.publish(kv, PROMPT[:8])
+    fixture.events()
+    with pytest.raises(InvalidInput, match="in use"):
+        cache.flush()
+    assert fixture.events() == []
+    cache.release(request)
+    fixture.events()
+    cache.flush()
+    assert fixture.events() == [("reset",)]
+    assert (cache.free_pages, cache.tree.unlocked_pages, cache.match(PROMPT).matched_tokens) == (8, 0, 0)
+
+
 def test_a_session_is_handed_to_its_turn_and_back() -> None:
     fixture = Fixture()
     cache = fixture.cache

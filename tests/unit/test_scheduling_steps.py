@@ -127,15 +127,19 @@ def test_the_youngest_gives_way_keeps_its_tokens_and_comes_back_first() -> None:
 
 
 def test_a_step_in_which_someone_gave_way_admits_nobody() -> None:
-    setup = Setup(num_pages=8, chunk_tokens=2)
+    setup = Setup(num_pages=8, policy="priority", max_running=2)
     for n in range(2):
         setup.engine.submit([n] * 4, request_id=f"r{n}", max_new_tokens=24)
+    setup.engine.step()
+    setup.engine.submit([2], request_id="small", priority=1, max_new_tokens=2)  # there is no seat for it yet
     setup.events()
     events: list[tuple[object, ...]] = []
     while ("place", "r1", Place.WAITING) not in events:
         setup.engine.step()
         events = setup.events()
     assert "bind_row" not in [event[0] for event in events]
+    setup.engine.step()
+    assert ("place", "small", Place.PREFILL) in setup.events()
 
 
 def test_one_request_may_fill_the_whole_pool_whatever_others_left_there() -> None:
