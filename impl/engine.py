@@ -37,6 +37,8 @@ from freehold.impl.scheduling.scheduler import Scheduler
 from freehold.spec.errors import InvalidInput, RuleBroken
 from freehold.spec.trace import Header
 
+Policy = Literal["first_come", "longest_prefix", "priority"]
+Retraction = Literal["youngest", "length", "priority"]
 POLICIES: dict[str, Callable[[], AdmissionPolicy]] = {
     "first_come": FirstCome,
     "longest_prefix": LongestPrefix,
@@ -76,8 +78,8 @@ class EngineConfig:
     max_running: int = 64
     chunk_tokens: int = 512
     num_rows: int = 0
-    policy: Literal["first_come", "longest_prefix", "priority"] = "first_come"
-    retraction: Literal["youngest", "length", "priority"] = "youngest"
+    policy: Policy = "first_come"
+    retraction: Retraction = "youngest"
     window_tokens: int = 0
     num_swa_pages: int = 0
     num_state_slots: int = 0

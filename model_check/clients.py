@@ -10,22 +10,27 @@ from freehold.model_check.content import Kv
 
 @dataclass(slots=True, eq=False)
 class Talk:
-    """A session as its client knows it."""
+    """A session as its client knows it. idle_since_s: when it was opened, or its last turn left."""
 
     history: list[int] = field(default_factory=list)
     turn: Asked | None = None
     closing: bool = False
+    idle_since_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A request as its client knows it: `prompt` with the session's history, and the one right `output`."""
+    """A request as its client knows it: `prompt` with the session's history, and the one right `output`.
+
+    since_s: when it was asked for. aborted: whether its client hung up.
+    """
 
     request: Request
     prompt: list[int]
     output: list[int]
     talk: Talk | None
     kv: Kv
+    since_s: float = 0.0
     streamed: list[int] = field(default_factory=list)
     aborted: bool = False
 

@@ -17,7 +17,7 @@ from freehold.model_check.programs import Program, Run, run_program
 from freehold.model_check.refinement import Profile, refine
 from freehold.model_check.watch import Check, Violation
 from freehold.spec.errors import InvalidInput
-from freehold.spec.trace import Header, TraceWriter
+from freehold.spec.trace import TraceWriter
 
 EXAMPLES = 8
 VERBS = 60
@@ -108,9 +108,7 @@ def keep(program: Program, seed: int, folder: Path) -> Failure:
 
 def write_trace(run: Run, program: Program, path: Path) -> None:
     """The log of a run, and behind it what shows its violation: a mark, or what the engine truly looked like."""
-    config = program.config
-    header = Header(config.page_size, config.num_pages, config.geometry.num_rows, config.max_context_tokens)
-    with TraceWriter(path, header) as writer:
+    with TraceWriter(path, program.config.header) as writer:
         for event in run.events:
             writer.emit(event.name, *event.args)
         if run.violation and run.violation.check is Check.MARKS:  # seen between two marks, perhaps

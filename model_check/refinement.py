@@ -21,7 +21,21 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule,
 from freehold.impl.engine import EngineConfig
 from freehold.model_check.coverage import Coverage
 from freehold.model_check.harness import Checked
-from freehold.model_check.programs import ALPHABET, SESSIONS, Program, Verb, do, shrunk
+from freehold.model_check.probe import Probe
+from freehold.model_check.programs import (
+    ALPHABET,
+    POLICIES,
+    RETRACTIONS,
+    SESSIONS,
+    VARIANTS,
+    WINDOWS,
+    Program,
+    Verb,
+    do,
+    run_program,
+    shrunk,
+)
+from freehold.model_check.scenes import SCENES
 from freehold.model_check.watch import Violated, Violation
 from freehold.spec.arithmetic import ceil_pages
 from freehold.spec.errors import InvalidInput
@@ -37,7 +51,7 @@ class Profile:
     seed: int | None = None
 
 
-CI = Profile("ci", examples=60, verbs=50)
+CI = Profile("ci", examples=130, verbs=50)
 PROFILES = {profile.name: profile for profile in (CI, Profile("deep", examples=1000, verbs=80))}
 
 
@@ -49,6 +63,7 @@ class Record:
     steps: int = 0
     examples: int = 0
     coverage: Coverage = field(default_factory=Coverage)
+    probe: Probe = field(default_factory=Probe)
     failed: tuple[Program, Violation] | None = None
 
 
@@ -79,24 +94,35 @@ fresh_prompts = st.builds(
     st.integers(1, 40),
 )
 new_tokens = st.integers(1, 12)
+priorities = st.integers(0, 2)
 stops = st.sampled_from([-1, -1, -1, 0, 3])
+
+
+backs = st.sampled_from([-1, -1, -1, 0, 1, 2, 4, 8])
+some_time = st.sampled_from([None, None, 2])
 
 
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
-    """Pools from one request's size to two: they evict, reclaim and retract all the time."""
+    """Pools from one request's size to two, of every kind of engine: they evict, reclaim and retract all the time."""
     page_size, context = draw(st.sampled_from([(1, 12), (2, 20), (4, 24), (4, 40), (16, 64)]))
     row_pages = ceil_pages(context, page_size)
     max_running = draw(st.sampled_from([4, 3, 2, 1]))
-    return EngineConfig(
+    plain = EngineConfig(
         page_size=page_size,
         num_pages=row_pages + draw(st.integers(0, row_pages)),
         max_context_tokens=context,
         max_running=max_running,
         chunk_tokens=draw(st.sampled_from([2, 5, 8, 64])),
         num_rows=max_running + draw(st.integers(0, 3)),
-        policy=draw(st.sampled_from(["first_come", "longest_prefix"])),
+        policy=draw(st.sampled_from(POLICIES)),
+        retraction=draw(st.sampled_from(RETRACTIONS)),
+        waiting_timeout_s=draw(some_time),
+        running_timeout_s=draw(some_time),
+        session_timeout_s=draw(some_time),
     )
+    variant = draw(st.sampled_from(VARIANTS))
+    return variant.give(plain, draw(st.sampled_from(WINDOWS)), draw(st.integers(0, row_pages)), draw(st.integers(0, 4)))
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -114,12 +140,12 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(config=configs())
     def begin(self, config: EngineConfig) -> None:
         self.config = config
-        self.checked = Checked(config)
+        self.checked = Checked(config, probe=self.record.probe)
 
-    @rule(target=prompts, prompt=fresh_prompts, new=new_tokens, publishes=st.booleans(), stop=stops)
-    def submit(self, prompt: list[int], new: int, publishes: bool, stop: int) -> list[int]:
+    @rule(target=prompts, prompt=fresh_prompts, new=new_tokens, publishes=st.booleans(), stop=stops, urgent=priorities)
+    def submit(self, prompt: list[int], new: int, publishes: bool, stop: int, urgent: int) -> list[int]:
         prompt = prompt[: max(1, self.config.max_context_tokens - new)]
-        self.do("submit", prompt, new, publishes, stop)
+        self.do("submit", prompt, new, publishes, stop, urgent)
         return prompt
 
     @rule(
@@ -132,13 +158,13 @@ class EngineMachine(RuleBasedStateMachine):
         """A prompt that begins as an earlier one; or twins, who compute the same pages and publish them both."""
         prompt = (stem[:shared] + tail)[: max(1, self.config.max_context_tokens - new)]
         for _ in range(copies):
-            self.do("submit", prompt, new, publishes, stop)
+            self.do("submit", prompt, new, publishes, stop, 0)
         return prompt
 
     @rule(
         session=sessions, prompt=prompts, length=st.integers(1, 6), new=st.integers(1, 4), stop=stops,
         steps=st.sampled_from([1, 2, 0]), closes=st.sampled_from([False, False, False, True]),
-        turns=st.integers(1, 2),
+        turns=st.integers(1, 2), back=backs,
     )  # fmt: skip
     def turn(
         self,
@@ -150,30 +176,36 @@ class EngineMachine(RuleBasedStateMachine):
         steps: int,
         closes: bool,
         turns: int,
+        back: int,
     ) -> None:
-        """Turns, with 0 steps for all that they need, or closed under way; refused while another one is live."""
+        """Turns, with 0 steps for all that they need, or closed under way; refused while another one is live.
+
+        They go on from the end of their session, or further back.
+        """
         if f"s{session}" not in self.checked.talks:
             self.do("open", session)
         for _ in range(turns):
-            self.do("turn", session, prompt[:length], new, stop)
+            self.do("turn", session, prompt[:length], new, stop, back)
             if closes:
                 self.do("close", session)
             self.do(*(("step", steps) if steps else ("drain",)))
 
     @rule(
         session=sessions, prompt=prompts, length=st.integers(1, 6), saved=st.booleans(), closes=st.booleans(),
-        steps=st.integers(0, 1),
+        steps=st.integers(0, 1), back=backs,
     )  # fmt: skip
-    def hang_up(self, session: int, prompt: list[int], length: int, saved: bool, closes: bool, steps: int) -> None:
+    def hang_up(
+        self, session: int, prompt: list[int], length: int, saved: bool, closes: bool, steps: int, back: int
+    ) -> None:
         """A turn whose client goes away while it waits or at its start, in a session that has KV or has none."""
         if not saved and f"s{session}" in self.checked.talks:
             self.do("close", session)
         if f"s{session}" not in self.checked.talks:
             self.do("open", session)
         if saved:
-            self.do("turn", session, prompt[:1], 1, -1)
+            self.do("turn", session, prompt[:1], 1, -1, -1)
             self.do("drain")
-        self.do("turn", session, prompt[:length], 4, -1)
+        self.do("turn", session, prompt[:length], 4, -1, back)
         if steps:
             self.do("step", steps)
         if closes:
@@ -181,12 +213,31 @@ class EngineMachine(RuleBasedStateMachine):
         self.do("abort", -1)
         self.do("step", 1)
 
-    @rule(length=st.integers(1, 6), publishes=st.booleans())
-    def crowd(self, length: int, publishes: bool) -> None:
-        """As many as may run, which together outgrow the pool: somebody has to give way."""
+    @rule(session=sessions, prompt=prompts, length=st.integers(1, 24), new=st.integers(1, 3), back=st.integers(1, 12))
+    def go_back(self, session: int, prompt: list[int], length: int, new: int, back: int) -> None:
+        """A session begins on a prefix that others have published, and its second turn goes back, perhaps into it."""
+        prompt = prompt[: min(length, self.config.max_context_tokens - 8)]
+        if f"s{session}" not in self.checked.talks:
+            self.do("open", session)
+        self.do("submit", prompt, 1, True, -1, 0)
+        self.do("drain")
+        self.do("turn", session, prompt, new, -1, -1)
+        self.do("drain")
+        self.do("turn", session, prompt[:1], 1, -1, back)
+        self.do("step", 2)
+
+    @rule(length=st.integers(1, 6), publishes=st.booleans(), last=st.sampled_from([0, 12, 16, 20]))
+    def crowd(self, length: int, publishes: bool, last: int) -> None:
+        """As many as may run, which together outgrow the pool: somebody has to give way.
+
+        With a `last` one whose prompt is so long, that may happen between two of its chunks.
+        """
         new = self.config.max_context_tokens * 2 // 3 - length
-        for token in range(self.config.max_running):
-            self.do("submit", [token % ALPHABET] * length, new, publishes, -1)
+        for token in range(self.config.max_running - bool(last)):
+            self.do("submit", [token % ALPHABET] * length, new, publishes, -1, token)
+        if last:
+            self.do("step", 2)
+            self.do("submit", [0] * min(last, self.config.max_context_tokens - 2), 2, publishes, -1, 0)
         self.do("step", new)
 
     @rule(pick=st.integers(0, 5))
@@ -194,7 +245,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.do("abort", pick)
 
     @rule(
-        what=st.sampled_from(["open", "close", "abort_in_forward", "fail", "too long", "drain"]),
+        what=st.sampled_from(["open", "close", "abort_in_forward", "fail", "too long", "drain", "flush", "wait"]),
         pick=sessions,
     )
     def disturb(self, what: str, pick: int) -> None:
@@ -207,8 +258,12 @@ class EngineMachine(RuleBasedStateMachine):
                 self.do(what)
                 self.do("step", 1)
             case "too long":
-                self.do("submit", [0] * self.config.max_context_tokens, 1, True, -1)
-            case "drain":
+                self.do("submit", [0] * self.config.max_context_tokens, 1, True, -1, 0)
+            case "flush" if pick:
+                self.do("drain")
+                self.do("step", 1)
+                self.do(what)
+            case "drain" | "flush":
                 self.do(what)
             case _:
                 self.do(what, pick)
@@ -246,6 +301,18 @@ class EngineMachine(RuleBasedStateMachine):
             raise
 
 
+def _play(record: Record) -> None:
+    """The scenes, which Hypothesis would rarely come to, before its own programs."""
+    for scene in SCENES.values():
+        run = run_program(scene)
+        record.verbs += len(scene.verbs)
+        record.steps += run.steps
+        record.examples += 1
+        record.coverage.update(run.coverage)
+        if run.violation and record.failed is None:
+            record.failed = scene, run.violation
+
+
 def refine(profile: Profile | str = CI) -> RefinementReport:
     """Run the machine; the report has the shrunk program of a violation. Raises InvalidInput for an unknown name."""
     if isinstance(profile, str):
@@ -268,8 +335,11 @@ def refine(profile: Profile | str = CI) -> RefinementReport:
         report_multiple_bugs=False,
         verbosity=hypothesis.Verbosity.quiet,
     )
-    with contextlib.suppress(Violated):  # which `record` has kept
-        run_state_machine_as_test(machine, settings=settings)
+    _play(record)
+    if record.failed is None:
+        with contextlib.suppress(Violated):  # which `record` has kept
+            run_state_machine_as_test(machine, settings=settings)
+    record.coverage.refused |= record.probe.refused
     program, violation = shrunk(*record.failed) if record.failed else (None, None)
     return RefinementReport(
         profile.name, record.verbs, record.steps, record.examples, record.coverage,

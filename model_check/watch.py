@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from freehold.model_check.coverage import Coverage
+from freehold.model_check.probe import Probe
 from freehold.spec.monitor import Monitor
 from freehold.spec.source import Compiled
 from freehold.spec.trace import Event, Header
@@ -75,9 +76,11 @@ class Violated(AssertionError):
 class Watch:
     """An `EventSink` that keeps the log, and shows the monitor what the chosen checks want it to judge."""
 
-    def __init__(self, header: Header, checks: frozenset[Check]) -> None:
+    def __init__(self, header: Header, checks: frozenset[Check], probe: Probe | None = None) -> None:
+        """`probe`: asks in between whether guard clauses can say no."""
         self.monitor = Monitor(header)
         self.coverage = Coverage()
+        self.probe = probe
         self.events: list[Event] = []
         self._marks = Check.MARKS in checks
         if Check.GUARDS not in checks:
@@ -90,6 +93,8 @@ class Watch:
         event = Event(len(self.events) + 1, name, args)
         self.events.append(event)
         self.coverage.see(event, self.monitor)
+        if self.probe:
+            self.probe.look(self.monitor)
         if name != "mark" or self._marks:
             self.monitor.feed(event)
 

@@ -230,10 +230,10 @@ class Scheduler:
         ahead = [*reserved, self.pressure.between(start + chunk, request)] if reserved else []
         wanted = Need(need + sum(each.pages for each in ahead), need + sum(each.halves for each in ahead))
         if not cache.make_room(wanted, sparing_match=match, sparing_slot=slot):
-            if not saved or self.queues.count_holders():
-                return 0
-            cache.release(saved)  # it rewinds, and alone in the pool even what it leaves behind is in its way
-            return self._start(request, budget, reserved)
+            if saved and not reserved and not self.flights:
+                cache.release(saved)  # it is alone, and what it goes back behind is in its own way
+                return self._start(request, budget, reserved)
+            return 0
         if saved:
             kv = session_moves.resume(cache, saved, request.kept_tokens)
         elif match and (not cache.states.used or cache.make_room_for_state(match)):
