@@ -18,6 +18,7 @@ from freehold.impl.scheduling.request import FinishReason, StepOutput
 from freehold.model_check.clients import Asked, Talk
 from freehold.model_check.content import ContentExecutor, Shape, continuation, right_kv, wrong_row, wrong_tree
 from freehold.model_check.probe import Probe
+from freehold.model_check.stuck import within
 from freehold.model_check.watch import ALL, Check, Violated, Violation, Watch
 from freehold.spec.errors import InvalidInput
 from freehold.spec.monitor import falsifier
@@ -26,6 +27,8 @@ from freehold.spec.state import Place
 from freehold.spec.trace import Event
 from freehold.spec.verdict import Verdict, describe
 
+PATIENCE_S = 10.0
+"""How long the engine may take for one verb, which needs some milliseconds: only who loops for ever takes so long."""
 _HELD = ("owns", "locks", "maps", "row_of", "kv", "slot_kv", "turn", "peer", "claims", "state", "snapshot", "lent")
 _LEFT = ("opened", "closing", "in_tree", "out", "held", "swa_held", "slot_held")
 
@@ -182,9 +185,12 @@ class Checked:
             disturb(batch)
 
     def _do(self, verb: Callable[[], Any], refused: bool = False) -> Any:
-        """The verb's answer, or None where it was refused as it must be."""
+        """The verb's answer, or None where it was refused as it must be. An engine that raised is not asked again."""
+        if self._stopped:
+            return None
         try:
-            answer = verb()
+            with within(PATIENCE_S):
+                answer = verb()
         except Exception as error:
             if not (refused and isinstance(error, InvalidInput)):
                 self._stopped = True
@@ -291,7 +297,8 @@ class Checked:
         ):
             if check in self.checks:
                 try:
-                    problem = next(problems, None)
+                    with within(PATIENCE_S):
+                        problem = next(problems, None)
                 except Exception as error:  # structures so broken that they can't even be read
                     problem = f"cannot be read: {type(error).__name__}: {error}"
                 if problem:
@@ -317,7 +324,8 @@ class Checked:
     def _look_at_tensors(self) -> None:
         event = self._next_event("observe", {})
         try:
-            verdict = compare(event, self.observed(), self.watch.monitor.compiled)
+            with within(PATIENCE_S):
+                verdict = compare(event, self.observed(), self.watch.monitor.compiled)
         except Exception as error:  # structures so broken that they can't even be read
             self._report(Check.OBSERVE, f"cannot be observed: {type(error).__name__}: {error}")
         else:
