@@ -68,7 +68,7 @@ def only(monkeypatch: pytest.MonkeyPatch, **instruments: object) -> None:
 INSTRUMENTS = (
     "page_arithmetic", "unbounded_proof", "law_faults", "needed_invariants", "public_bugs", "waived_law",
     "bounded_search", "exhaustive_search", "large_search", "pools_search", "readings", "progress", "real_scheduler",
-    "engine_faults", "real_model",
+    "engine_faults", "simulated_world", "real_model",
 )  # fmt: skip
 
 
