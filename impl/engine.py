@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from freehold.impl.containment import Containment, Policy, Withholds
+from freehold.impl.containment import Containment, Withholds
+from freehold.impl.containment import Policy as OnBreach
 from freehold.impl.damage import Damage
 from freehold.impl.execution.canary import ContentBroken
 from freehold.impl.memory import session_moves
@@ -241,7 +242,7 @@ class Engine:
         try:
             outputs = self.scheduler.step()
         except RuleBroken as error:
-            if contained.policy is Policy.RAISE:
+            if contained.policy is OnBreach.RAISE:
                 raise
             contained.stopped(error)
             outputs = end_everybody(self.scheduler, error)

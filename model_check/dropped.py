@@ -107,7 +107,8 @@ class Dropped:
 
     def _without(self) -> Any:
         namespace: dict[str, Any] = {}
-        tree = ast.Module([_Drop(self.statement).visit(copy.deepcopy(self.definition))], [])
+        changed = cast(ast.stmt, _Drop(self.statement).visit(copy.deepcopy(self.definition)))
+        tree = ast.Module([changed], [])
         exec(compile(tree, self._module.__file__ or "", "exec"), vars(self._module), namespace)
         return namespace[self.function]
 
@@ -121,7 +122,7 @@ class _Drop(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, ast.stmt) and (node.lineno, node.col_offset) == self._place:
             return ast.copy_location(ast.Pass(), node)
-        return cast(ast.AST, self.generic_visit(node))
+        return self.generic_visit(node)
 
 
 def every_line() -> Iterator[Dropped]:

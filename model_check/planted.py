@@ -47,19 +47,19 @@ def a_page_too_few_at_a_border(right: Any, allocated: int, wanted: int, page_siz
 @plant("arithmetic", (cache_module, "window_cursor"))
 def the_window_is_a_page_too_short(right: Any, tokens: int, window_tokens: int, page_size: int) -> int:
     """Halves go a page before the window has left them."""
-    return min(tokens // page_size * page_size, right(tokens, window_tokens, page_size) + page_size)
+    return int(min(tokens // page_size * page_size, right(tokens, window_tokens, page_size) + page_size))
 
 
 @plant("arithmetic", (KvCache, "usable_tokens"))
 def a_rewind_into_the_prefix_is_not_aligned(right: Any, cache: Any, kv: Any, tokens: int) -> int:
     """The prefix is cut inside a page."""
-    return tokens if kv.state is None and tokens < kv.published_tokens else right(cache, kv, tokens)
+    return int(tokens if kv.state is None and tokens < kv.published_tokens else right(cache, kv, tokens))
 
 
 @plant("arithmetic", (CacheGeometry, "longest_chunk_tokens"))
 def a_chunk_is_longer_than_the_swa_pool(right: Any, geometry: Any) -> int:
     """Chunks are cut to the budget alone."""
-    return geometry.max_context_tokens
+    return int(geometry.max_context_tokens)
 
 
 @plant("arithmetic", (Scheduler, "_chunk"))
@@ -166,7 +166,7 @@ def a_turn_that_goes_back_keeps_its_kv(right: Any, cache: Any, slot: Any, kept_t
 @plant("wrong content", (KvCache, "usable_tokens"))
 def a_state_is_cut_like_pages(right: Any, cache: Any, kv: Any, tokens: int) -> int:
     """A recurrent state is taken to be right for any beginning of its tokens."""
-    return min(tokens, kv.committed_tokens) if kv.state is not None else right(cache, kv, tokens)
+    return int(min(tokens, kv.committed_tokens) if kv.state is not None else right(cache, kv, tokens))
 
 
 @plant("wrong content", (StateSlots, "load"))

@@ -39,7 +39,7 @@ def duplicates_are_not_given_back(right: Any, cache: Any, kv: Any, match: Any) -
         right(cache, kv, match)
 
 
-@plant("leak", (Scheduler, "_abandon"))
+@plant("leak", (Scheduler, "abandon"))
 def an_abort_while_parked_forgets_the_kv(right: Any, scheduler: Any, request: Any, *args: Any) -> Any:
     """An abort finds the request between two chunks, where nobody thought of what it holds."""
     if request.place is not Place.PARKED:

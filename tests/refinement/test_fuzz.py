@@ -34,7 +34,7 @@ def judge(trace: Path) -> Verdict | None:
 @pytest.mark.parametrize(
     ("name", "rule", "kind"),
     [
-        ("a tail is freed twice", "observe", "excess"),
+        ("a tail is freed twice", "acquire", "excess"),
         ("the tail is not released", "unbind_row", "deficit"),
         ("closing a busy session frees its turn", "admitted_request_holds", "excess"),
     ],
@@ -85,7 +85,7 @@ def test_a_sound_engine_leaves_nothing_behind_and_tells_how_far_it_is(tmp_path: 
         ('{"config": {}, "verbs": [["dance"]]}', "unknown verb"),
         ('{"config": {}, "verbs": [[]]}', "unknown verb"),
         ('{"config": {}, "verbs": [["step", "x"]]}', "step takes"),
-        ('{"config": {}, "verbs": [["submit", [-1], 1, true, 0]]}', "token ids"),
+        ('{"config": {}, "verbs": [["submit", [-1], 1, true, 0, 0]]}', "token ids"),
     ],
 )
 def test_a_file_that_holds_no_program_is_refused(tmp_path: Path, text: str, says: str) -> None:

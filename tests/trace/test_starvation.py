@@ -63,13 +63,13 @@ def test_planted_starvation_is_named(
 ) -> None:
     monkeypatch.setattr(owner, attribute, wrong)
     checked = Checked(CONFIG, frozenset({Check.GUARDS}))
-    checked.submit([0] * 9, 4, False, -1)  # longer than a chunk
+    checked.submit([0] * 9, 4, False, -1, 0)  # longer than a chunk
     for _ in range(2):
-        checked.submit([1], 3, False, -1)
+        checked.submit([1], 3, False, -1, 0)
         checked.step(1)
     bound = checked.patience_steps
     for _ in range(bound + 4):
-        checked.submit([1], 3, False, -1)
+        checked.submit([1], 3, False, -1, 0)
         checked.step(1)
     alarms = alarms_of(checked.watch.events, bound)
     assert (who, state) in {(alarm.who, alarm.state) for alarm in alarms}
