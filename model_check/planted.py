@@ -66,7 +66,7 @@ def a_chunk_is_longer_than_the_swa_pool(right: Any, geometry: Any) -> int:
 def a_last_chunk_is_a_token_too_long(right: Any, scheduler: Any, request: Any, start: int, budget: int) -> int:
     """A chunk goes on behind what is known."""
     tokens: int = right(scheduler, request, start, budget)
-    return tokens + (start + tokens == request.length_tokens < request.limit_tokens)
+    return int(tokens + (start + tokens == request.length_tokens < request.limit_tokens))
 
 
 # H, K: accounting, and a second view that disagrees -------------------------------------------------------------------

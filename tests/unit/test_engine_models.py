@@ -1,0 +1,242 @@
+"""The engine over real architectures with tiny random weights: the tokens of transformers, whatever happens on the way.
+
+One scene goes through prefix hits, chunks, windows that move on, retraction, an abort, and a session that rewinds.
+After each step the monitor has judged every event, the structures equal the law's state, and everything that is free
+is filled with NaN. Greedy tokens in float32 must equal those of transformers' own cache.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from unit.paged_bench import generated
+from unit.tiny_models import NAMES, RECURRENT, prompt, tiny
+
+from freehold.impl.engine import Engine, EngineConfig
+from freehold.impl.execution.canary import Canary, ContentBroken
+from freehold.impl.execution.canary_runner import CanaryRunner
+from freehold.impl.execution.model_runner import ModelRunner
+from freehold.impl.execution.poison import poison, poison_states
+from freehold.impl.execution.worker import Worker
+from freehold.impl.memory import cache as cache_module
+from freehold.impl.memory.cache import KvCache
+from freehold.impl.memory.states import StateSlots
+from freehold.impl.memory.tables import KvTables
+from freehold.impl.scheduling.ports import Executor
+from freehold.impl.scheduling.request import FinishReason, Request
+from freehold.impl.scheduling.scheduler import ExecutionFailed
+from freehold.spec.monitor import Monitor
+from freehold.spec.observed import compare
+from freehold.spec.state import Place
+from freehold.spec.trace import Event, single_events
+
+CONTEXT_TOKENS = 40
+NEW_TOKENS = 9
+
+
+class Watched:
+    """An engine over a tiny model, watched and poisoned after each step; use it as a context manager."""
+
+    def __init__(self, name: str, page_size: int, overlap: bool, canary: bool = False, **sizes: Any) -> None:
+        self.name, (self.model, window) = name, tiny(name)
+        pages = -(-CONTEXT_TOKENS // page_size)
+        pools: dict[str, Any] = {}
+        if window:
+            pools = {"window_tokens": window, "num_swa_pages": -(-window // page_size) * 4 + 6}
+        if name in RECURRENT:
+            pools["num_state_slots"] = 5
+        default = {"num_pages": pages + pages // 2, "max_running": 3, "chunk_tokens": 7, "num_rows": 5}
+        self.config = EngineConfig(
+            page_size=page_size, max_context_tokens=CONTEXT_TOKENS, overlap=overlap, **{**default, **pools, **sizes}
+        )
+        self.monitor, self.counts = Monitor(self.config.header), Counter[str]()
+        self.places: dict[Any, Place] = {}
+        self.canary = canary
+        self.engine = Engine(self.config, self.make_executor, sink=self)
+
+    def make_executor(self, tables: KvTables) -> Executor:
+        config = self.config
+        self.runner = ModelRunner(
+            self.model, tables, page_size=config.page_size, num_state_slots=config.num_state_slots
+        )
+        checked = CanaryRunner(self.runner, Canary(tables, config.page_size, config.window_tokens))
+        self.executor = checked if self.canary else self.runner
+        return Worker(self.executor) if config.overlap else self.executor
+
+    def __enter__(self) -> "Watched":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        executor = self.engine.scheduler.executor
+        if isinstance(executor, Worker):
+            executor.close()
+
+    def emit(self, name: str, *args: Any) -> None:
+        event = Event(self.monitor.count + 1, name, args)
+        for single in single_events(event):
+            self.counts[single.name] += 1
+        if name == "place":
+            self.counts["retract"] += args[1] is Place.WAITING and self.places.get(args[0], Place.OUT) is not Place.OUT
+            self.places[args[0]] = args[1]
+        self.monitor.feed(event)
+
+    def ask(self, tokens: tuple[int, ...], new_tokens: int = NEW_TOKENS, **how: Any) -> Request:
+        return self.engine.submit(list(tokens), max_new_tokens=new_tokens, **how)
+
+    def step(self) -> None:
+        self.engine.step()
+        seen = self.engine.observe()
+        state = {**seen.relations, **seen.functions, "conflicts": seen.conflicts}
+        event = Event(self.monitor.count + 1, "observe", (state,))
+        verdict = self.monitor.verdict or compare(event, state, self.monitor.compiled)
+        assert verdict is None, str(verdict)
+        self.poison()
+
+    def poison(self) -> None:
+        cache = self.engine.cache
+        full, swa, states = cache.pages.full, cache.pages.swa, cache.states.pool
+        poison(self.runner.storage, full.stack[: full.free_pages], swa.stack[: swa.free_pages])
+        if self.runner.states is not None:
+            poison_states(self.runner.states, states.stack[: states.free_pages])
+
+    def run(self) -> None:
+        while self.engine.busy:
+            self.step()
+
+    def right(self, tokens: tuple[int, ...], new_tokens: int = NEW_TOKENS) -> list[int]:
+        return generated(self.name, tokens, new_tokens)
+
+
+def play(watched: Watched) -> list[tuple[list[int], list[int]]]:
+    """The scene; what each request said, and what is right."""
+    watched.poison()
+    long, short = prompt(24, 1), prompt(11, 2)
+    shared = (*long[:16], *prompt(6, 3))
+    said: list[tuple[Request, list[int]]] = [(watched.ask(long), watched.right(long))]
+    for _ in range(5):
+        watched.step()
+    said += [(watched.ask(tokens), watched.right(tokens)) for tokens in (shared, short)]
+    doomed = watched.ask(prompt(13, 4))
+    while not doomed.output and watched.engine.busy:
+        watched.step()
+    watched.engine.abort(doomed.id)
+    watched.run()
+    assert doomed.finish_reason is FinishReason.ABORT
+    many = [prompt(5, seed) for seed in (8, 9, 10)]  # admitted together, though the pool has no room for all they say
+    said += [(watched.ask(tokens, 30), watched.right(tokens, 30)) for tokens in many]
+    watched.run()
+    watched.engine.open_session("s")
+    history: tuple[int, ...] = ()
+    for number, (kept, new) in enumerate(((0, prompt(9, 5)), (17, prompt(3, 6)), (10, prompt(4, 7)))):
+        history = (*history[:kept], *new)
+        turn = watched.ask(new, 8, session_id="s", rewind_to=kept if number else None)
+        watched.run()
+        right = watched.right(history, 8)
+        said.append((turn, right))
+        history = (*history, *right)
+    watched.engine.close_session("s")
+    again = watched.ask(long)
+    watched.run()
+    said.append((again, watched.right(long)))
+    return [(request.output, right) for request, right in said]
+
+
+CASES = [
+    pytest.param(name, page_size, overlap, id=f"{name}-{page_size}-{'overlap' if overlap else 'in turn'}")
+    for name in NAMES
+    for page_size, overlap in ((4, False), (1, True), (4, True))
+    if not (overlap and name in RECURRENT)
+]
+
+
+@pytest.mark.parametrize(("name", "page_size", "overlap"), CASES)
+def test_greedy_tokens_are_those_of_transformers_whatever_happens(name: str, page_size: int, overlap: bool) -> None:
+    with Watched(name, page_size, overlap) as watched:
+        for said, right in play(watched):
+            assert said == right
+        counts, config = watched.counts, watched.config
+        taken = ["attach", "evict", "transfer_to_session", "transfer_to_request", "retract"]
+        taken += ["window_drop", "pair"] if config.window_tokens else []
+        taken += ["load_state", "checkpoint_state", "take_state"] if config.num_state_slots else []
+        taken += ["lend", "loan_close"] if overlap else []
+        assert [path for path in taken if not counts[path]] == []
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt_oss"])
+def test_a_swa_pool_that_is_too_small_for_all_makes_tombstones_and_right_tokens(name: str) -> None:
+    _, window = tiny(name)
+    with Watched(name, 1, False, num_swa_pages=window + 9, num_pages=90) as watched:
+        prompts = [prompt(20, seed) for seed in range(4)]
+        requests = [watched.ask(tokens) for tokens in prompts]
+        watched.run()
+        again = watched.ask(prompts[0])
+        watched.run()
+        assert [r.output for r in requests] == [watched.right(tokens) for tokens in prompts]
+        assert again.output == watched.right(prompts[0])
+        assert watched.counts["evict_peer"]
+
+
+def test_a_window_that_is_a_token_too_short_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = cache_module.window_cursor
+
+    def too_far(committed: int, window: int, page_size: int) -> int:
+        return right(committed, window - 1, page_size)
+
+    monkeypatch.setattr(cache_module, "window_cursor", too_far)
+    with Watched("mistral", 1, False) as watched:
+        watched.step = watched.engine.step  # type: ignore[method-assign, assignment]  # nobody else is to see it
+        tokens = prompt(20, 1)
+        request = watched.ask(tokens, publishes=False)
+        watched.run()
+        assert request.output != watched.right(tokens)
+
+
+def test_a_fork_without_its_state_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: StateSlots, kv: Any, page: int) -> None:
+        self._sink.emit("load_state", kv.id, kv.state, page, self.snapshots[page])
+
+    monkeypatch.setattr(StateSlots, "load", load)
+    with Watched(RECURRENT[0], 4, False) as watched:
+        tokens = prompt(24, 1)
+        first = watched.ask(tokens)
+        watched.run()
+        second = watched.ask(tokens)
+        watched.run()
+        assert first.output == watched.right(tokens)
+        assert watched.counts["load_state"]
+        assert second.output != first.output
+
+
+def swap_rows(cache: KvCache) -> None:
+    table = cache.rows.page_table
+    first, second = sorted(cache.rows.bound)[:2]
+    table[[first, second], 0] = table[[second, first], 0]
+
+
+def renew_generation(cache: KvCache) -> None:
+    page = cache.rows.page_table[min(cache.rows.bound), 0]
+    cache.pages.full.generations[page] += 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("disturb", [swap_rows, renew_generation])
+def test_content_of_somebody_else_ends_its_readers_and_nobody_else(
+    disturb: Callable[[KvCache], None], overlap: bool
+) -> None:
+    with Watched("llama", 4, overlap, canary=True, num_pages=40) as watched:
+        quiet = watched.ask(prompt(9, 1))
+        watched.run()
+        assert quiet.output == watched.right(prompt(9, 1))
+        requests = [watched.ask(prompt(9, seed), publishes=False) for seed in (2, 3)]
+        for _ in range(4):
+            watched.engine.step()
+        disturb(watched.engine.cache)
+        watched.engine.run_until_idle()
+        for request in requests:
+            assert isinstance(request.error, ExecutionFailed)
+            assert isinstance(request.error.__cause__, ContentBroken)
+        later = watched.ask(prompt(9, 4))
+        watched.engine.run_until_idle()
+        assert later.output == watched.right(prompt(9, 4))
+        assert watched.engine.cache.pages.full.free_pages + watched.engine.cache.tree.unlocked_pages == 40
