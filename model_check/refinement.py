@@ -52,7 +52,7 @@ class Profile:
 
 
 CI = Profile("ci", examples=130, verbs=50)
-PROFILES = {profile.name: profile for profile in (CI, Profile("deep", examples=1000, verbs=80))}
+PROFILES = {profile.name: profile for profile in (CI, Profile("deep", examples=4000, verbs=80))}
 
 
 @dataclass(slots=True)
