@@ -10,13 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch import Tensor
 from unit.paged_bench import generated
-from unit.tiny_models import NAMES, RECURRENT, prompt, tiny
+from unit.tiny_models import NAMES, RECURRENT, SLIDING, prompt, tiny
 
 from freehold.impl.engine import Engine, EngineConfig
+from freehold.impl.execution.batch import ForwardStep
 from freehold.impl.execution.canary import Canary, ContentBroken
 from freehold.impl.execution.canary_runner import CanaryRunner
 from freehold.impl.execution.model_runner import ModelRunner
+from freehold.impl.execution.page_map import PageMap
 from freehold.impl.execution.poison import poison, poison_states
 from freehold.impl.execution.worker import Worker
 from freehold.impl.memory import cache as cache_module
@@ -26,6 +29,7 @@ from freehold.impl.memory.tables import KvTables
 from freehold.impl.scheduling.ports import Executor
 from freehold.impl.scheduling.request import FinishReason, Request
 from freehold.impl.scheduling.scheduler import ExecutionFailed
+from freehold.spec.errors import RuleBroken
 from freehold.spec.monitor import Monitor
 from freehold.spec.observed import compare
 from freehold.spec.state import Place
@@ -53,6 +57,7 @@ class Watched:
         self.monitor, self.counts = Monitor(self.config.header), Counter[str]()
         self.places: dict[Any, Place] = {}
         self.canary = canary
+        self.finite = True  # all logits so far
         self.engine = Engine(self.config, self.make_executor, sink=self)
 
     def make_executor(self, tables: KvTables) -> Executor:
@@ -60,6 +65,14 @@ class Watched:
         self.runner = ModelRunner(
             self.model, tables, page_size=config.page_size, num_state_slots=config.num_state_slots
         )
+        logits = self.runner.logits
+
+        def looked_at(step: ForwardStep) -> Tensor:
+            found = logits(step)
+            self.finite &= bool(found.isfinite().all())
+            return found
+
+        self.runner.logits = looked_at  # type: ignore[method-assign]
         checked = CanaryRunner(self.runner, Canary(tables, config.page_size, config.window_tokens))
         self.executor = checked if self.canary else self.runner
         return Worker(self.executor) if config.overlap else self.executor
@@ -96,7 +109,8 @@ class Watched:
     def poison(self) -> None:
         cache = self.engine.cache
         full, swa, states = cache.pages.full, cache.pages.swa, cache.states.pool
-        poison(self.runner.storage, full.stack[: full.free_pages], swa.stack[: swa.free_pages])
+        free, free_swa = full.stack[: full.free_pages].tolist(), swa.stack[: swa.free_pages].tolist()
+        poison(self.runner.storage, [0, *free], [0, *free_swa])
         if self.runner.states is not None:
             poison_states(self.runner.states, states.stack[: states.free_pages])
 
@@ -145,7 +159,7 @@ def play(watched: Watched) -> list[tuple[list[int], list[int]]]:
 CASES = [
     pytest.param(name, page_size, overlap, id=f"{name}-{page_size}-{'overlap' if overlap else 'in turn'}")
     for name in NAMES
-    for page_size, overlap in ((4, False), (1, True), (4, True))
+    for page_size, overlap in ((1, False), (4, False), (1, True), (4, True))
     if not (overlap and name in RECURRENT)
 ]
 
@@ -155,6 +169,7 @@ def test_greedy_tokens_are_those_of_transformers_whatever_happens(name: str, pag
     with Watched(name, page_size, overlap) as watched:
         for said, right in play(watched):
             assert said == right
+        assert watched.finite
         counts, config = watched.counts, watched.config
         taken = ["attach", "evict", "transfer_to_session", "transfer_to_request", "retract"]
         taken += ["window_drop", "pair"] if config.window_tokens else []
@@ -163,41 +178,76 @@ def test_greedy_tokens_are_those_of_transformers_whatever_happens(name: str, pag
         assert [path for path in taken if not counts[path]] == []
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt_oss"])
-def test_a_swa_pool_that_is_too_small_for_all_makes_tombstones_and_right_tokens(name: str) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", SLIDING)
+def test_a_swa_pool_that_is_too_small_for_all_makes_tombstones_and_right_tokens(name: str, overlap: bool) -> None:
     _, window = tiny(name)
-    with Watched(name, 1, False, num_swa_pages=window + 9, num_pages=90) as watched:
+    with Watched(name, 1, overlap, num_swa_pages=window + 9, num_pages=90) as watched:
         prompts = [prompt(20, seed) for seed in range(4)]
         requests = [watched.ask(tokens) for tokens in prompts]
+        watched.step()
+        assert watched.places[requests[-1].id] is Place.WAITING, "the full pool has room for it, the swa pool has not"
         watched.run()
         again = watched.ask(prompts[0])
         watched.run()
         assert [r.output for r in requests] == [watched.right(tokens) for tokens in prompts]
         assert again.output == watched.right(prompts[0])
+        assert watched.finite
         assert watched.counts["evict_peer"]
 
 
-def test_a_window_that_is_a_token_too_short_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache gives swa pages back when a next token still looks back on the last position in them."""
     right = cache_module.window_cursor
-
-    def too_far(committed: int, window: int, page_size: int) -> int:
-        return right(committed, window - 1, page_size)
-
-    monkeypatch.setattr(cache_module, "window_cursor", too_far)
-    with Watched("mistral", 1, False) as watched:
-        watched.step = watched.engine.step  # type: ignore[method-assign, assignment]  # nobody else is to see it
-        tokens = prompt(20, 1)
-        request = watched.ask(tokens, publishes=False)
-        watched.run()
-        assert request.output != watched.right(tokens)
+    monkeypatch.setattr(cache_module, "window_cursor", lambda tokens, window, size: right(tokens, window - 1, size))
 
 
-def test_a_fork_without_its_state_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def talk(watched: Watched) -> tuple[Request, list[int]]:
+    """One request, several windows long, whose KV nobody shares; poisoned after each step, judged by nobody."""
+    tokens = prompt(20, 1)
+    watched.poison()
+    request = watched.ask(tokens, publishes=False)
+    while watched.engine.busy:
+        watched.engine.step()
+        watched.poison()
+    assert watched.counts["window_drop"]
+    return request, watched.right(tokens)
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("name", SLIDING)
+def test_a_window_that_is_a_token_too_short_shows_in_the_tokens(
+    name: str, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PageMap, "check", lambda *_: None)  # it would refuse the step before the poison shows
+    if short:
+        short_windows(monkeypatch)
+    with Watched(name, 1, False) as watched:
+        request, right = talk(watched)
+        assert (request.output != right) == short
+        assert watched.finite != short
+
+
+@pytest.mark.parametrize("name", SLIDING)
+def test_a_window_that_is_a_token_too_short_is_refused_by_the_executor_and_the_law(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_windows(monkeypatch)
+    with Watched(name, 1, False) as watched:
+        request, _ = talk(watched)
+        assert isinstance(request.error, ExecutionFailed)
+        assert isinstance(request.error.__cause__, RuleBroken)
+        assert "no swa page" in str(request.error.__cause__)
+        assert watched.monitor.verdict is not None
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_fork_without_its_state_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(self: StateSlots, kv: Any, page: int) -> None:
         self._sink.emit("load_state", kv.id, kv.state, page, self.snapshots[page])
 
     monkeypatch.setattr(StateSlots, "load", load)
-    with Watched(RECURRENT[0], 4, False) as watched:
+    with Watched(name, 4, False) as watched:
         tokens = prompt(24, 1)
         first = watched.ask(tokens)
         watched.run()
@@ -224,11 +274,12 @@ def renew_generation(cache: KvCache) -> None:
 def test_content_of_somebody_else_ends_its_readers_and_nobody_else(
     disturb: Callable[[KvCache], None], overlap: bool
 ) -> None:
-    with Watched("llama", 4, overlap, canary=True, num_pages=40) as watched:
+    with Watched("llama", 4, overlap, canary=True, num_pages=40, max_running=2) as watched:
         quiet = watched.ask(prompt(9, 1))
         watched.run()
         assert quiet.output == watched.right(prompt(9, 1))
         requests = [watched.ask(prompt(9, seed), publishes=False) for seed in (2, 3)]
+        waits = watched.ask(prompt(9, 4))
         for _ in range(4):
             watched.engine.step()
         disturb(watched.engine.cache)
@@ -236,7 +287,5 @@ def test_content_of_somebody_else_ends_its_readers_and_nobody_else(
         for request in requests:
             assert isinstance(request.error, ExecutionFailed)
             assert isinstance(request.error.__cause__, ContentBroken)
-        later = watched.ask(prompt(9, 4))
-        watched.engine.run_until_idle()
-        assert later.output == watched.right(prompt(9, 4))
+        assert waits.output == watched.right(prompt(9, 4))
         assert watched.engine.cache.pages.full.free_pages + watched.engine.cache.tree.unlocked_pages == 40
