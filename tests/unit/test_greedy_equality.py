@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +12,9 @@ import torch
 from freehold.impl.engine import Engine, EngineConfig
 from freehold.impl.execution.model_runner import ModelRunner
 from freehold.impl.execution.weights import LoadedModel, load_model
+from freehold.impl.execution.worker import Worker
+from freehold.impl.memory.tables import KvTables
+from freehold.impl.scheduling.ports import Executor
 from freehold.impl.scheduling.request import Request
 from freehold.model_check.serving_run import reference
 from freehold.spec.state import Place
@@ -32,10 +37,18 @@ class Scene:
     prompts: list[list[int]]
     expected: list[list[int]]
 
-    def engine(self, page_size: int, **sizes: int) -> Engine:
+    @contextmanager
+    def engine(self, page_size: int, overlap: bool = False, **sizes: int) -> Iterator[Engine]:
+        """With `overlap`, a thread of its own runs the forward steps; it ends with the context."""
         defaults = {"num_pages": 1024 // page_size, "max_context_tokens": 128, "max_running": 32, "chunk_tokens": 512}
-        config = EngineConfig(page_size=page_size, **{**defaults, **sizes})  # type: ignore[arg-type]
-        return Engine(config, lambda tables: ModelRunner(self.loaded.model, tables, page_size=page_size))
+        config = EngineConfig(page_size=page_size, overlap=overlap, **{**defaults, **sizes})  # type: ignore[arg-type]
+        with ExitStack() as at_end:
+
+            def executor(tables: KvTables) -> Executor:
+                runner = ModelRunner(self.loaded.model, tables, page_size=page_size)
+                return at_end.enter_context(closing(Worker(runner))) if overlap else runner
+
+            yield Engine(config, executor)
 
     def submit(self, engine: Engine) -> list[Request]:
         stops = sorted(self.loaded.eos_token_ids)
@@ -53,6 +66,9 @@ def scene() -> Scene:
     return Scene(loaded, prompts, [reference(loaded, p, NEW_TOKENS) for p in prompts])
 
 
+ways = pytest.mark.parametrize(("page_size", "overlap"), [(1, False), (16, False), (16, True)])
+
+
 def test_there_are_enough_prompts_of_mixed_length(scene: Scene) -> None:
     lengths = [len(p) for p in scene.prompts]
     assert len(lengths) >= 20
@@ -63,52 +79,53 @@ def test_there_are_enough_prompts_of_mixed_length(scene: Scene) -> None:
 def test_alone(scene: Scene) -> None:
     requests = []
     for prompt in scene.prompts:
-        engine = scene.engine(page_size=16)
-        requests.append(engine.submit(prompt, max_new_tokens=NEW_TOKENS, stop_ids=sorted(scene.loaded.eos_token_ids)))
+        with scene.engine(page_size=16) as engine:
+            stops = sorted(scene.loaded.eos_token_ids)
+            requests.append(engine.submit(prompt, max_new_tokens=NEW_TOKENS, stop_ids=stops))
+            engine.run_until_idle()
+    scene.check(requests)
+
+
+@ways
+def test_batched(scene: Scene, page_size: int, overlap: bool) -> None:
+    with scene.engine(page_size, overlap) as engine:
+        requests = scene.submit(engine)
         engine.run_until_idle()
-    scene.check(requests)
+        scene.check(requests)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_batched(scene: Scene, page_size: int) -> None:
-    engine = scene.engine(page_size)
-    requests = scene.submit(engine)
-    engine.run_until_idle()
-    scene.check(requests)
+@ways
+def test_batched_with_prefix_hits(scene: Scene, page_size: int, overlap: bool) -> None:
+    with scene.engine(page_size, overlap) as engine:
+        scene.submit(engine)
+        engine.run_until_idle()
+        assert engine.observe().relations["in_tree"]
+        before = engine.scheduler.cache.match(torch.tensor(scene.prompts[-1][:-1], dtype=torch.int32).numpy())
+        assert before.matched_tokens >= len(scene.prompts[-1]) // page_size * page_size - page_size
+        requests = scene.submit(engine)
+        engine.run_until_idle()
+        scene.check(requests)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_batched_with_prefix_hits(scene: Scene, page_size: int) -> None:
-    engine = scene.engine(page_size)
-    scene.submit(engine)
-    engine.run_until_idle()
-    assert engine.observe().relations["in_tree"]
-    before = engine.scheduler.cache.match(torch.tensor(scene.prompts[-1][:-1], dtype=torch.int32).numpy())
-    assert before.matched_tokens >= len(scene.prompts[-1]) // page_size * page_size - page_size
-    requests = scene.submit(engine)
-    engine.run_until_idle()
-    scene.check(requests)
+@ways
+def test_chunked_prefill(scene: Scene, page_size: int, overlap: bool) -> None:
+    with scene.engine(page_size, overlap, chunk_tokens=7) as engine:
+        requests = scene.submit(engine)
+        engine.run_until_idle()
+        scene.check(requests)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_chunked_prefill(scene: Scene, page_size: int) -> None:
-    engine = scene.engine(page_size, chunk_tokens=7)
-    requests = scene.submit(engine)
-    engine.run_until_idle()
-    scene.check(requests)
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_retracted_and_computed_again(scene: Scene, page_size: int) -> None:
+@ways
+def test_retracted_and_computed_again(scene: Scene, page_size: int, overlap: bool) -> None:
     """Every request is retracted once while it runs, as memory pressure does to the youngest."""
-    engine = scene.engine(page_size, max_running=8)
-    requests = scene.submit(engine)
-    waiting = set(requests)
-    while engine.busy:
-        engine.step()
-        for request in [r for r in waiting if r.place is Place.RUNNING and len(r.output) >= 2]:
-            engine.scheduler._retract(request)
-            assert request.kv is None
-            waiting.remove(request)
-    assert len(waiting) < 3, "all but those that say almost nothing were retracted"
-    scene.check(requests)
+    with scene.engine(page_size, overlap, max_running=8) as engine:
+        requests = scene.submit(engine)
+        waiting = set(requests)
+        while engine.busy:
+            engine.step()
+            for request in [r for r in waiting if r.place is Place.RUNNING and len(r.output) >= 2]:
+                engine.scheduler._retract(request)
+                assert request.kv is None
+                waiting.remove(request)
+        assert len(waiting) < 3, "all but those that say almost nothing were retracted"
+        scene.check(requests)
