@@ -17,7 +17,7 @@ from freehold.impl.execution.canary import Canary
 from freehold.impl.execution.canary_runner import CanaryRunner
 from freehold.impl.execution.model_runner import ModelRunner
 from freehold.impl.execution.model_shape import ModelShape, model_shape
-from freehold.impl.execution.poison import poison
+from freehold.impl.execution.poison import poison, poison_states
 from freehold.impl.execution.stream import StreamExecutor
 from freehold.impl.execution.weights import LoadedModel, load_model
 from freehold.impl.execution.worker import Worker
@@ -271,6 +271,8 @@ class _Build:
 
 
 def poison_free(runner: ModelRunner, cache: KvCache) -> None:
-    """Fill every page that is free now with NaN, so that whoever reads it shows."""
-    full, swa = cache.pages.full, cache.pages.swa
+    """Fill every page and every state slot that is free now with NaN, so that whoever reads it shows."""
+    full, swa, slots = cache.pages.full, cache.pages.swa, cache.states.pool
     poison(runner.storage, full.stack[: full.free_pages], swa.stack[: swa.free_pages])
+    if runner.states is not None:
+        poison_states(runner.states, slots.stack[: slots.free_pages])

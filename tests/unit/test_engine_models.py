@@ -20,7 +20,7 @@ from freehold.impl.execution.canary import Canary, ContentBroken
 from freehold.impl.execution.canary_runner import CanaryRunner
 from freehold.impl.execution.model_runner import ModelRunner
 from freehold.impl.execution.page_map import PageMap
-from freehold.impl.execution.poison import poison, poison_states
+from freehold.impl.execution.poison import poison
 from freehold.impl.execution.worker import Worker
 from freehold.impl.memory import cache as cache_module
 from freehold.impl.memory.cache import KvCache
@@ -29,6 +29,7 @@ from freehold.impl.memory.tables import KvTables
 from freehold.impl.scheduling.ports import Executor
 from freehold.impl.scheduling.request import FinishReason, Request
 from freehold.impl.scheduling.scheduler import ExecutionFailed
+from freehold.impl.serving.assembly import poison_free
 from freehold.spec.errors import RuleBroken
 from freehold.spec.monitor import Monitor
 from freehold.spec.observed import compare
@@ -107,12 +108,8 @@ class Watched:
         self.poison()
 
     def poison(self) -> None:
-        cache = self.engine.cache
-        full, swa, states = cache.pages.full, cache.pages.swa, cache.states.pool
-        free, free_swa = full.stack[: full.free_pages].tolist(), swa.stack[: swa.free_pages].tolist()
-        poison(self.runner.storage, [0, *free], [0, *free_swa])
-        if self.runner.states is not None:
-            poison_states(self.runner.states, states.stack[: states.free_pages])
+        poison_free(self.runner, self.engine.cache)
+        poison(self.runner.storage, [0], [0])
 
     def run(self) -> None:
         while self.engine.busy:
@@ -256,6 +253,23 @@ def test_a_fork_without_its_state_shows(name: str, monkeypatch: pytest.MonkeyPat
         assert first.output == watched.right(tokens)
         assert watched.counts["load_state"]
         assert second.output != first.output
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_poison_fills_the_free_state_slots_and_no_other(name: str) -> None:
+    with Watched(name, 4, False) as watched:
+        watched.ask(prompt(24, 1))
+        watched.step()
+        pool, states = watched.engine.cache.states.pool, watched.runner.states
+        free = pool.stack[: pool.free_pages].tolist()
+        held = sorted(set(range(1, watched.config.num_state_slots + 1)) - set(free))
+        assert free
+        assert held
+        assert states
+        for state in states.tensors():
+            assert state[free].isnan().all()
+            assert state[held].isfinite().all()
+        watched.run()
 
 
 def swap_rows(cache: KvCache) -> None:
