@@ -193,6 +193,19 @@ def test_a_swa_pool_that_is_too_small_for_all_makes_tombstones_and_right_tokens(
         assert watched.counts["evict_peer"]
 
 
+def test_who_is_aborted_in_flight_leaves_its_pages_to_nobody_until_the_step_has_landed() -> None:
+    with Watched("llama", 1, True, num_pages=60) as watched:
+        stays, doomed = watched.ask(prompt(9, 1), 20), watched.ask(prompt(9, 2), 20, publishes=False)
+        while not doomed.output:
+            watched.step()
+        assert watched.engine.scheduler.flights
+        watched.engine.abort(doomed.id)
+        watched.run()
+        assert doomed.finish_reason is FinishReason.ABORT
+        assert stays.output == watched.right(prompt(9, 1), 20)
+        assert watched.finite
+
+
 def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache gives swa pages back when a next token still looks back on the last position in them."""
     right = cache_module.window_cursor
