@@ -225,6 +225,27 @@ def closing_a_busy_session_frees_its_turn(right: Any, cache: Any, slot: Any) -> 
     right(cache, slot)
 
 
+@plant("use after free", (KvCache, "release"))
+def a_row_goes_before_its_state(right: Any, cache: Any, holder: Any) -> None:
+    """Right at the end, wrong in between: the row is free while its record still has a state."""
+    kv = holder.kv
+    cache._cut(kv, kv.published_tokens)
+    cache._unlock(kv, 0)
+    cache.rows.unbind(kv)
+    cache.sink.emit("unbind_row", kv.id, kv.row)
+    cache.states.give_up(kv)
+    holder.kv = None
+    cache.sink.emit("close", kv.id)
+
+
+@plant("stale view", (KvCache, "launch"))
+def a_step_in_flight_forgets_where_it_writes(right: Any, cache: Any, shares: Any) -> Any:
+    """The loan names another first position than the launch did."""
+    step = right(cache, shares)
+    step.starts = [start + 1 for start in step.starts]
+    return step
+
+
 @plant("use before write", (Scheduler, "_launch"))
 def a_chunk_is_published_before_it_is_written(right: Any, scheduler: Any, plan: Any) -> Any:
     """Others may match pages whose forward pass has not run."""

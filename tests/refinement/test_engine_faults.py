@@ -14,7 +14,7 @@ def report() -> EngineFaultReport:
 
 
 def test_every_fault_is_caught(report: EngineFaultReport) -> None:
-    assert len(report.results) >= 12
+    assert len(report.results) >= 200
     assert report.survivors == ()
 
 
@@ -27,9 +27,7 @@ def test_each_check_is_the_first_to_see_something(report: EngineFaultReport) -> 
 
 
 def test_wrong_content_is_seen_where_the_law_has_nothing_to_say(report: EngineFaultReport) -> None:
-    kinds = {result.fault: result.kind for result in report.results}
-    for fault in report.sole[Check.CONTENT]:
-        assert kinds[fault] == "wrong content"
+    assert "a history lacks its last token" in {r.fault for r in report.results if r.caught_by is Check.CONTENT}
 
 
 def test_a_verdict_names_both_owners_and_says_of_which_kind_it_is(report: EngineFaultReport) -> None:
