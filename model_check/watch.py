@@ -88,6 +88,11 @@ class Watch:
             unguarded = replace(law, actions={n: replace(action, guard=()) for n, action in law.actions.items()})
             self.monitor.compiled = Compiled(unguarded, compiled.constants, compiled.universe)
             self.monitor.compiled.load(compiled.state())
+            universe = self.monitor.compiled.universe
+            self.monitor._comers = {  # who comes must come into the universe that is read from now on
+                name: [(i, universe[type(action.params[i]).__name__]) for i, _ in self.monitor._comers[name]]
+                for name, action in law.actions.items()
+            }
 
     def emit(self, name: str, *args: object) -> None:
         event = Event(len(self.events) + 1, name, args)
