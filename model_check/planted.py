@@ -45,25 +45,25 @@ def a_page_too_few_at_a_border(right: Any, allocated: int, wanted: int, page_siz
 
 
 @plant("arithmetic", (cache_module, "window_cursor"))
-def the_window_is_a_page_too_short(right: Any, tokens: int, window_tokens: int, page_size: int) -> int:
+def the_window_is_a_page_too_short(right: Any, tokens: int, window_tokens: int, page_size: int) -> Any:
     """Halves go a page before the window has left them."""
     return int(min(tokens // page_size * page_size, right(tokens, window_tokens, page_size) + page_size))
 
 
 @plant("arithmetic", (KvCache, "usable_tokens"))
-def a_rewind_into_the_prefix_is_not_aligned(right: Any, cache: Any, kv: Any, tokens: int) -> int:
+def a_rewind_into_the_prefix_is_not_aligned(right: Any, cache: Any, kv: Any, tokens: int) -> Any:
     """The prefix is cut inside a page."""
     return int(tokens if kv.state is None and tokens < kv.published_tokens else right(cache, kv, tokens))
 
 
 @plant("arithmetic", (CacheGeometry, "longest_chunk_tokens"))
-def a_chunk_is_longer_than_the_swa_pool(right: Any, geometry: Any) -> int:
+def a_chunk_is_longer_than_the_swa_pool(right: Any, geometry: Any) -> Any:
     """Chunks are cut to the budget alone."""
     return int(geometry.max_context_tokens)
 
 
 @plant("arithmetic", (Scheduler, "_chunk"))
-def a_last_chunk_is_a_token_too_long(right: Any, scheduler: Any, request: Any, start: int, budget: int) -> int:
+def a_last_chunk_is_a_token_too_long(right: Any, scheduler: Any, request: Any, start: int, budget: int) -> Any:
     """A chunk goes on behind what is known."""
     tokens: int = right(scheduler, request, start, budget)
     return int(tokens + (start + tokens == request.length_tokens < request.limit_tokens))
@@ -164,7 +164,7 @@ def a_turn_that_goes_back_keeps_its_kv(right: Any, cache: Any, slot: Any, kept_t
 
 
 @plant("wrong content", (KvCache, "usable_tokens"))
-def a_state_is_cut_like_pages(right: Any, cache: Any, kv: Any, tokens: int) -> int:
+def a_state_is_cut_like_pages(right: Any, cache: Any, kv: Any, tokens: int) -> Any:
     """A recurrent state is taken to be right for any beginning of its tokens."""
     return int(min(tokens, kv.committed_tokens) if kv.state is not None else right(cache, kv, tokens))
 
