@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from freehold.impl.memory import (
     cache,
@@ -37,6 +37,7 @@ MODULES: tuple[ModuleType, ...] = (
 _ORDER = "only which of several goes first"
 _HIT = "only a later prefix hit: what is lost is computed again"
 _QUARANTINE = "no program has a broken contract whose units are withheld"
+_CAUTION = "only fewer pages are promised than could be had: the scheduler waits for the fence and asks again"
 HARMLESS: Mapping[tuple[str, str], str] = {
     ("lock", "self._tick += 1"): _ORDER,
     ("lock", "node.last_used = self._tick"): _ORDER,
@@ -55,6 +56,14 @@ HARMLESS: Mapping[tuple[str, str], str] = {
     ("unlock", "self._let_go(lock.anchor, None)"): "the cache shortens its receipts instead",
     ("withhold", "self.withheld |= pages"): _QUARANTINE,
     ("withhold", "self._stack[:len(kept)] = kept"): _QUARANTINE,
+    ("withhold", "self.withheld |= rows"): _QUARANTINE,
+    ("withhold", "self.free_rows = [row for row in self.free_rows if row not in self.withheld]"): _QUARANTINE,
+    ("drop_unlocked", "self._evict(self.tree.unlocked_pages)"): _QUARANTINE,
+    ("_orphaned_pages", "touched[step.pages.waiting()] = False"): _CAUTION,
+    (
+        "_orphaned_pages",
+        "touched[self.rows.snapshot(list(self.rows.bound), self.geometry.row_pages)] = False",
+    ): _CAUTION,
     ("withhold", "self.free_pages = len(kept)"): _QUARANTINE,
 }
 
