@@ -51,7 +51,7 @@ class Profile:
     seed: int | None = None
 
 
-CI = Profile("ci", examples=130, verbs=50)
+CI = Profile("ci", examples=200, verbs=50)
 PROFILES = {profile.name: profile for profile in (CI, Profile("deep", examples=4000, verbs=80))}
 
 
