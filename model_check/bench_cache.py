@@ -102,15 +102,21 @@ def cache_cost(trace: Sequence[Asked], page_size: int, pool_tokens: int = POOL_T
         CacheGeometry(page_size=page_size, num_pages=pages, num_rows=4, max_context_tokens=longest + page_size)
     )
     cost = CacheCost(page_size, len(trace))
-    offsets = np.arange(BLOCK_TOKENS, dtype=np.int32)
     for number, asked in enumerate(trace):
-        ids = (np.array(asked.blocks, np.int64) % (1 << 21)).astype(np.int32)
-        prompt = (ids[:, None] * BLOCK_TOKENS + offsets).reshape(-1)[: asked.input_tokens]
-        output = np.arange(asked.output_tokens, dtype=np.int32) + (1 << 30) + (number << 11) % (1 << 30)
-        for part, seconds in _replay(cache, _Holder(f"r{number}"), np.concatenate([prompt, output]), len(prompt), cost):
+        tokens, prompt_tokens = tokens_of(number, asked)
+        for part, seconds in _replay(cache, _Holder(f"r{number}"), tokens, prompt_tokens, cost):
             setattr(cost, part, getattr(cost, part) + seconds)
-        cost.tokens += len(prompt)
+        cost.tokens += prompt_tokens
     return cost
+
+
+def tokens_of(number: int, asked: Asked) -> tuple[Tokens, int]:
+    """The tokens of a request, its prompt and an output that no other has; and the length of the prompt."""
+    ids = (np.array(asked.blocks, np.int64) % (1 << 21)).astype(np.int32)
+    offsets = np.arange(BLOCK_TOKENS, dtype=np.int32)
+    prompt = (ids[:, None] * BLOCK_TOKENS + offsets).reshape(-1)[: asked.input_tokens]
+    output = np.arange(asked.output_tokens, dtype=np.int32) + (1 << 30) + (number << 11) % (1 << 30)
+    return np.concatenate([prompt, output]), len(prompt)
 
 
 def _replay(

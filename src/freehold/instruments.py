@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -141,6 +142,10 @@ def bench(
         Path | None, typer.Option("--trace", help="A Mooncake trace for the prefix cache; else one is made up.")
     ] = None,
     only: Annotated[str, typer.Option("--only", help="One of text, scheduler, cache.")] = "",
+    peers: Annotated[bool, typer.Option("--peers", help="The prefix cache beside SGLang's and vLLM's.")] = False,
+    peers_python: Annotated[
+        list[Path] | None, typer.Option("--peers-python", help="An interpreter that has a peer; may be repeated.")
+    ] = None,
 ) -> None:
     """Tokens per second beside transformers; cost of the scheduler, the monitor and the prefix cache."""
     scheduler = import_extra("freehold.model_check.bench_scheduler", "check")
@@ -155,7 +160,10 @@ def bench(
             announce("scheduler steps")
             console.print(_step_table(scheduler.step_costs()))
         if only in ("", "cache"):
-            console.print(_cache_table(import_extra("freehold.model_check.bench_cache", "check"), trace, announce))
+            beside = import_extra("freehold.model_check.bench_peers", "check") if peers or peers_python else None
+            ask = partial(beside.rows_beside, pythons=peers_python or ()) if beside else None
+            cache = import_extra("freehold.model_check.bench_cache", "check")
+            console.print(_cache_table(cache, trace, announce, ask))
         if only in ("", "text"):
             text = import_extra("freehold.model_check.bench_text", "check")
             console.print(_text_table(text.text_rates(new_tokens, announce=announce)))
@@ -184,19 +192,34 @@ def _step_table(costs: Any) -> Table:
     return table
 
 
-def _cache_table(module: Any, trace: Path | None, announce: Callable[[str], None]) -> Table:
+def _cache_table(
+    module: Any, trace: Path | None, announce: Callable[[str], None], ask: Callable[..., Any] | None
+) -> Table:
     asked = module.read_trace(trace) if trace else module.made_up_trace()
     about = ", ".join(f"{value} {name}" for name, value in module.marginals(asked).items())
     table = Table(
-        "page", "hit rate", "ns a prompt token", "match", "take", "publish", "release",
+        "page", "cache", "hit rate", "ns a prompt token", "match", "take", "publish", "release",
         title=f"Prefix cache, 8 M tokens: {about}",
     )  # fmt: skip
+    missing: dict[str, str] = {}
     for page_size in (1, 16, 64):
         announce(f"prefix cache at page size {page_size}")
-        c = module.cache_cost(asked, page_size)
-        parts = (c.total_s, c.match_s, c.take_s, c.publish_s, c.release_s)
-        table.add_row(str(page_size), f"{c.hits / c.tokens:.3f}", *(f"{c.nanoseconds(s):.1f}" for s in parts))
+        if ask is None or page_size == 1:  # vLLM has no blocks of one token
+            table.add_row(str(page_size), "Freehold", *_cost_cells(module.cache_cost(asked, page_size)))
+            continue
+        for row in ask(asked, page_size):
+            if row.cost is None:
+                missing[row.name] = row.missing
+            else:
+                table.add_row(str(page_size), row.name, *_cost_cells(row.cost))
+    for name, why in missing.items():
+        table.add_row("", f"{name}: {why}")
     return table
+
+
+def _cost_cells(cost: Any) -> list[str]:
+    parts = (cost.total_s, cost.match_s, cost.take_s, cost.publish_s, cost.release_s)
+    return [f"{cost.hits / max(1, cost.tokens):.3f}", *(f"{cost.nanoseconds(s):.1f}" for s in parts)]
 
 
 @app.command()
