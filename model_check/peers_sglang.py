@@ -153,7 +153,7 @@ class Replay:
 
 
 def replay(path: str, page_size: int, pool_tokens: int) -> list[dict[str, Any]]:
-    """A row for each system. Each has a process of its own: the memory that one leaves behind slows the next."""
+    """A row for each system. Each has a process of its own, so that none runs in memory that another left."""
     import torch
 
     torch.set_num_threads(1)  # one thread's clock is read
