@@ -53,7 +53,6 @@ HARMLESS: Mapping[tuple[str, str], str] = {
     ("lock", "self._paired.push(node)"): "the node is queued since it was made",
     ("in_flight", "touched[0] = False"): "a page without a half has none to lose",
     ("alloc", "self._generations[pages] += 1"): "only what instruments of content read",
-    ("unlock", "self._let_go(lock.anchor, None)"): "the cache shortens its receipts instead",
     ("withhold", "self.withheld |= pages"): _QUARANTINE,
     ("withhold", "self._stack[:len(kept)] = kept"): _QUARANTINE,
     ("withhold", "self.withheld |= rows"): _QUARANTINE,

@@ -67,12 +67,11 @@ class RadixTree:
                 self._paired.push(node)
         return TreeLock(anchor), np.concatenate([*reversed(pages), _NO_PAGES])
 
-    def unlock(self, lock: TreeLock) -> None:
-        """The receipt is void: whatever no other receipt covers can be evicted from now on."""
-        self._let_go(lock.anchor, None)
-
     def shorten(self, lock: TreeLock, surplus_pages: int) -> TreeLock | None:
-        """The receipt loses its last `surplus_pages` pages; None when nothing is left of it."""
+        """The receipt loses its last `surplus_pages` pages; None when nothing is left of it.
+
+        Whatever no other receipt covers can be evicted from now on.
+        """
         node = lock.anchor
         while node.in_tree and surplus_pages >= len(node.pages):
             surplus_pages -= len(node.pages)

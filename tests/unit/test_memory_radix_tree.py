@@ -25,11 +25,16 @@ def put(tree: RadixTree, sequence: Tokens, first_page: int) -> TreeLock | None:
     return lock
 
 
+def let_go(tree: RadixTree, lock: TreeLock) -> None:
+    """Give a whole receipt back, as a record does with its last page."""
+    assert tree.shorten(lock, sum(len(node.pages) for node in lock.anchor.upwards())) is None
+
+
 def found(tree: RadixTree, sequence: Tokens) -> list[int]:
     """The pages of the longest prefix."""
     match = tree.match(sequence)
     lock, pages = tree.lock(match, None)
-    tree.unlock(lock)
+    let_go(tree, lock)
     return pages.tolist()
 
 
@@ -49,7 +54,7 @@ def test_a_match_is_the_longest_prefix_of_whole_pages(page_size: int) -> None:
             known[prefix] = next_page
             next_page += 1
         if lock:
-            tree.unlock(lock)
+            let_go(tree, lock)
         assert tree.unlocked_pages == len(known)
 
 
@@ -71,7 +76,7 @@ def test_leaves_go_longest_unused_first_and_parents_after_them() -> None:
     other = put(tree, tokens(7), 20)
     for lock in (short, long, other):
         assert lock
-        tree.unlock(lock)
+        let_go(tree, lock)
     found(tree, tokens(1, 2, 4))  # used again: now later than the others
     assert [pages.tolist() for pages in tree.evict(4)] == [[3], [20], [10], [2]]
     assert tree.unlocked_pages == 1
@@ -81,7 +86,7 @@ def test_a_leaf_that_is_longer_than_needed_keeps_its_beginning() -> None:
     tree = RadixTree(2)
     lock = put(tree, tokens(1, 2, 3, 4, 5, 6), 1)
     assert lock
-    tree.unlock(lock)
+    let_go(tree, lock)
     assert [pages.tolist() for pages in tree.evict(2)] == [[3, 2]]
     assert found(tree, tokens(1, 2, 3, 4)) == [1]
     assert [pages.tolist() for pages in tree.evict(5)] == [[1]]
@@ -93,10 +98,10 @@ def test_what_a_receipt_covers_stays() -> None:
     lock = put(tree, tokens(1, 2, 3, 4), 1)
     assert lock
     part, _ = tree.lock(tree.match(tokens(1, 2)), None)
-    tree.unlock(lock)
+    let_go(tree, lock)
     assert [pages.tolist() for pages in tree.evict(9)] == [[4, 3]]
     assert tree.unlocked_pages == 0
-    tree.unlock(part)
+    let_go(tree, part)
     assert [pages.tolist() for pages in tree.evict(9)] == [[2, 1]]
 
 
@@ -116,7 +121,7 @@ def test_matching_counts_what_locking_would_take_from_eviction() -> None:
     assert lock
     half, _ = tree.lock(tree.match(tokens(1, 2)), None)
     assert tree.match(tokens(1, 2, 3)).unlocked_pages() == 0
-    tree.unlock(lock)
+    let_go(tree, lock)
     assert tree.match(tokens(1, 2, 3)).unlocked_pages() == 1
-    tree.unlock(half)
+    let_go(tree, half)
     assert tree.match(tokens(1, 2, 3)).unlocked_pages() == 3
