@@ -232,15 +232,14 @@ class KvCache:
         total, start = sum(wanted), 0
         taken = self._acquire(total) if total else None
         for (kv, tokens), count in zip(growth, wanted, strict=True):
+            kv.allocated_tokens += tokens
             if count and taken is not None:
                 pages = taken[start : start + count]
                 start += count
                 self._tell_acquired(kv, pages)
-                self.rows.write(kv.row, ceil_pages(kv.allocated_tokens, page_size), pages)
-                kv.allocated_tokens += tokens
+                self.rows.write(kv.row, ceil_pages(kv.allocated_tokens - tokens, page_size), pages)
                 self._tell("extend", kv.id, pages, kv.allocated_tokens)
             else:
-                kv.allocated_tokens += tokens
                 inside.append(kv)
         if len(inside) == 1:
             self.sink.emit("extend", inside[0].id, [], inside[0].allocated_tokens)

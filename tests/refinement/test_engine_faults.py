@@ -18,6 +18,12 @@ def test_every_fault_is_caught(report: EngineFaultReport) -> None:
     assert report.survivors == ()
 
 
+def test_each_fault_has_a_name_of_its_own(report: EngineFaultReport) -> None:
+    """A hunt finds its fault by name, so of two with one name the second would never be planted."""
+    names = [result.fault for result in report.results]
+    assert len(set(names)) == len(names)
+
+
 def test_each_check_sees_something_that_no_other_does(report: EngineFaultReport) -> None:
     assert report.idle == ()
 
